@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
+"""Brings the pinned upstream wheel here and proves that it is that wheel."""
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tools.fork.errors import ForkError
+from tools.fork.pins import WheelPin, select_machine
+
+#: A local wheel to use instead of fetching one.
+WHEEL_VARIABLE = "VLLM_UPSTREAM_WHEEL"
+
+
+def cache_folder() -> Path:
+    """Where fetched wheels are kept between builds."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "vllm-hetero"
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def obtain_wheel(pin: WheelPin, version: str) -> Path:
+    """The pinned wheel as a local file, fetched by pip if it is not cached.
+
+    pip does the fetching so that the user's index, proxy and certificate settings
+    hold. A wheel named by `VLLM_UPSTREAM_WHEEL` is used where it lies.
+
+    Raises:
+        ForkError: The wheel cannot be had, or is not the pinned one.
+    """
+    given = os.environ.get(WHEEL_VARIABLE)
+    if given:
+        path = Path(given).expanduser()
+        if not path.is_file():
+            raise ForkError(f"{WHEEL_VARIABLE}={given}: no such file")
+        _check(path, pin)
+        return path
+
+    folder = cache_folder() / pin.sha256[:16]
+    cached = sorted(folder.glob("*.whl"))
+    if not cached:
+        return _fetch(pin, version, folder)
+    if sha256_of(cached[0]) != pin.sha256:
+        # An interrupted disk or a meddled cache; the fetched copy is checked anew.
+        cached[0].unlink()
+        return _fetch(pin, version, folder)
+    return cached[0]
+
+
+def _fetch(pin: WheelPin, version: str, folder: Path) -> Path:
+    """Downloads beside the cache and renames, so that the cache is never half full."""
+    folder.mkdir(parents=True, exist_ok=True)
+    requirement = f"{pin.name}=={version}"
+    print(f"fetching {requirement} for {pin.machine}", file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-input"]
+        command += ["--quiet", "--retries=2", "--only-binary=:all:", "--dest", scratch]
+        if pin.machine != select_machine():
+            # Only the drift and rebase tools ask for another machine's wheel.
+            command += ["--platform", f"manylinux_2_28_{pin.machine}"]
+        result = subprocess.run(
+            [*command, requirement], capture_output=True, text=True, check=False
+        )
+        wheels = list(Path(scratch).glob("*.whl"))
+        if result.returncode or not wheels:
+            said = [line for line in result.stderr.splitlines() if line.strip()]
+            errors = [line for line in said if line.startswith("ERROR")]
+            reason = (errors or said or ["pip said nothing"])[-1]
+            raise ForkError(
+                f"cannot fetch {requirement} ({reason}); connect to a package index, "
+                f"or set {WHEEL_VARIABLE} to a local copy of the wheel"
+            )
+        _check(wheels[0], pin)
+        return wheels[0].rename(folder / wheels[0].name)
+
+
+def _check(path: Path, pin: WheelPin) -> None:
+    found = sha256_of(path)
+    if found != pin.sha256:
+        raise ForkError(
+            f"{path.name}: sha256 is {found}, but UPSTREAM.toml pins {pin.sha256}; "
+            "this is not the wheel that the fork was tested against"
+        )
