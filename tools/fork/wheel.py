@@ -56,31 +56,45 @@ def obtain_wheel(pin: WheelPin, version: str) -> Path:
     return cached[0]
 
 
+def download(requirement: str, machine: str, folder: Path) -> Path:
+    """Has pip fetch one wheel into a folder, without what it requires.
+
+    Args:
+        requirement: Such as "vllm==0.32.0".
+        machine: The architecture that the wheel is for.
+        folder: Where to put it; empty.
+
+    Raises:
+        ForkError: pip cannot; the message repeats its reason.
+    """
+    print(f"fetching {requirement} for {machine}", file=sys.stderr, flush=True)
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-input"]
+    command += ["--quiet", "--retries=2", "--only-binary=:all:", "--dest", str(folder)]
+    if machine != select_machine():
+        # Only the drift and rebase tools ask for another machine's wheel.
+        command += ["--platform", f"manylinux_2_28_{machine}"]
+    result = subprocess.run(
+        [*command, requirement], capture_output=True, text=True, check=False
+    )
+    wheels = list(folder.glob("*.whl"))
+    if result.returncode or not wheels:
+        said = [line for line in result.stderr.splitlines() if line.strip()]
+        errors = [line for line in said if line.startswith("ERROR")]
+        reason = (errors or said or ["pip said nothing"])[-1]
+        raise ForkError(
+            f"cannot fetch {requirement} ({reason}); connect to a package index, "
+            f"or set {WHEEL_VARIABLE} to a local copy of the wheel"
+        )
+    return wheels[0]
+
+
 def _fetch(pin: WheelPin, version: str, folder: Path) -> Path:
     """Downloads beside the cache and renames, so that the cache is never half full."""
     folder.mkdir(parents=True, exist_ok=True)
-    requirement = f"{pin.name}=={version}"
-    print(f"fetching {requirement} for {pin.machine}", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-input"]
-        command += ["--quiet", "--retries=2", "--only-binary=:all:", "--dest", scratch]
-        if pin.machine != select_machine():
-            # Only the drift and rebase tools ask for another machine's wheel.
-            command += ["--platform", f"manylinux_2_28_{pin.machine}"]
-        result = subprocess.run(
-            [*command, requirement], capture_output=True, text=True, check=False
-        )
-        wheels = list(Path(scratch).glob("*.whl"))
-        if result.returncode or not wheels:
-            said = [line for line in result.stderr.splitlines() if line.strip()]
-            errors = [line for line in said if line.startswith("ERROR")]
-            reason = (errors or said or ["pip said nothing"])[-1]
-            raise ForkError(
-                f"cannot fetch {requirement} ({reason}); connect to a package index, "
-                f"or set {WHEEL_VARIABLE} to a local copy of the wheel"
-            )
-        _check(wheels[0], pin)
-        return wheels[0].rename(folder / wheels[0].name)
+        wheel = download(f"{pin.name}=={version}", pin.machine, Path(scratch))
+        _check(wheel, pin)
+        return wheel.rename(folder / wheel.name)
 
 
 def _check(path: Path, pin: WheelPin) -> None:
