@@ -122,9 +122,10 @@ def _imports_module(source: Path, sibling: str) -> bool:
             names = [alias.name for alias in node.names]
             if wanted in [*(node.module or "").split("."), *names]:
                 return True
-        elif isinstance(node, ast.Import):
-            if any(wanted in alias.name.split(".") for alias in node.names):
-                return True
+        elif isinstance(node, ast.Import) and any(
+            wanted in alias.name.split(".") for alias in node.names
+        ):
+            return True
     return False
 
 

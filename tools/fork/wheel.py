@@ -70,8 +70,8 @@ def download(requirement: str, machine: str, folder: Path) -> Path:
     print(f"fetching {requirement} for {machine}", file=sys.stderr, flush=True)
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-input"]
     command += ["--quiet", "--retries=2", "--only-binary=:all:", "--dest", str(folder)]
-    if machine != select_machine():
-        # Only the drift and rebase tools ask for another machine's wheel.
+    if machine != select_machine() or sys.platform != "linux":
+        # Only the drift check asks for another machine's wheel.
         command += ["--platform", f"manylinux_2_28_{machine}"]
     result = subprocess.run(
         [*command, requirement], capture_output=True, text=True, check=False

@@ -1,0 +1,404 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
+"""How many routed experts each layer of a checkpoint holds.
+
+A config can say it in many ways; the router gates that the checkpoint stores decide.
+Everything here works on plain dictionaries and shapes, so that a server and a tool
+give the same answer and the same refusal.
+
+Layers are counted as the checkpoint's tensor names count them: the decoder layers
+first, then the draft (MTP) layers.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from exl3.checkpoint.errors import CheckpointError
+from exl3.checkpoint.headers import TensorHeader
+
+#: The field that holds widths once they are resolved: one entry for each layer by
+#: global index, draft layers included, 0 for a dense layer.
+RESOLVED_FIELD = "n_routed_experts_per_layer"
+#: Fields that state one width for the whole model.
+SCALAR_FIELDS = ("n_routed_experts", "num_experts", "num_local_experts")
+#: Fields that state a width for each layer. A dot goes into a nested field.
+PER_LAYER_FIELDS = (
+    RESOLVED_FIELD,
+    "num_experts_per_layer",
+    "per_layer_num_experts",
+    "num_local_experts_per_layer",
+    "reap_pruning.n_routed_experts_per_layer",
+    "hybrid_tr3_tail.experts_per_layer",
+)
+#: Fields that say which layers have routed experts, and how they are routed.
+SHAPE_FIELDS = (
+    "num_hidden_layers",
+    "num_nextn_predict_layers",
+    "mtp_num_hidden_layers",
+    "mlp_layer_types",
+    "first_k_dense_replace",
+    "moe_layer_freq",
+    "decoder_sparse_step",
+    "mlp_only_layers",
+    "num_experts_per_tok",
+    "n_group",
+    "topk_group",
+    "topk_method",
+)
+_DRAFT_FIELDS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+
+_MOE_TENSOR = re.compile(
+    r"(?:^|\.)(?P<mtp>mtp\.)?layers\.(?P<layer>\d+)\.(?:[a-z_]+\.)*?mlp\."
+    r"(?:(?P<gate>gate\.weight)|(?P<bias>gate\.e_score_correction_bias)"
+    r"|experts\.(?:(?P<expert>\d+)\.|(?P<stack>gate_up_proj|down_proj)))"
+)
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """Which layers a model has, by global index."""
+
+    num_layers: int  # decoder layers
+    num_drafts: int  # draft layers, after the decoder layers
+    moe_layers: tuple[int, ...]  # decoder layers that have routed experts
+
+    @property
+    def drafts(self) -> tuple[int, ...]:
+        """Global indices of the draft layers. Each has routed experts."""
+        return tuple(range(self.num_layers, self.num_layers + self.num_drafts))
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> "LayerPlan":
+        """Reads the layer counts of a DeepSeek, GLM or Qwen config.
+
+        Raises:
+            CheckpointError: A count is missing or is no count.
+        """
+        num_layers = _count(config, "num_hidden_layers")
+        num_drafts = 0
+        for field in _DRAFT_FIELDS:
+            if config.get(field):
+                num_drafts = _count(config, field)
+        types = config.get("mlp_layer_types")
+        first_dense = config.get("first_k_dense_replace") or 0
+        every = config.get("moe_layer_freq") or 1
+        step = config.get("decoder_sparse_step") or 1
+        dense = set(config.get("mlp_only_layers") or ())
+
+        def is_moe(layer: int) -> bool:
+            if isinstance(types, list) and len(types) == num_layers:
+                return types[layer] != "dense"
+            if layer in dense or (layer + 1) % step:
+                return False
+            return layer >= first_dense and layer % every == 0
+
+        moe_layers = tuple(layer for layer in range(num_layers) if is_moe(layer))
+        return cls(num_layers, num_drafts, moe_layers)
+
+
+@dataclass(frozen=True)
+class StoredWidths:
+    """What the checkpoint's headers say, by global layer index."""
+
+    gates: Mapping[int, TensorHeader]
+    biases: Mapping[int, TensorHeader]
+    experts: Mapping[int, frozenset[int]]  # expert ids that have a tensor
+    stacks: tuple[tuple[int, TensorHeader], ...]  # all experts in one tensor
+
+
+def read_stored(headers: Iterable[TensorHeader], num_layers: int) -> StoredWidths:
+    """Collects gates, correction biases and expert ids from tensor headers.
+
+    Args:
+        headers: Every tensor of the checkpoint.
+        num_layers: Decoder layers, to place `mtp.layers.0` after them.
+    """
+    gates: dict[int, TensorHeader] = {}
+    biases: dict[int, TensorHeader] = {}
+    experts: dict[int, set[int]] = {}
+    stacks: list[tuple[int, TensorHeader]] = []
+    for header in headers:
+        match = _MOE_TENSOR.search(header.name)
+        if match is None:
+            continue
+        layer = int(match["layer"]) + (num_layers if match["mtp"] else 0)
+        if match["gate"]:
+            gates[layer] = header
+        elif match["bias"]:
+            biases[layer] = header
+        elif match["stack"]:
+            stacks.append((layer, header))
+        else:
+            experts.setdefault(layer, set()).add(int(match["expert"]))
+    frozen = {layer: frozenset(ids) for layer, ids in experts.items()}
+    return StoredWidths(gates, biases, frozen, tuple(stacks))
+
+
+def resolve_widths(
+    config: Mapping[str, Any], stored: StoredWidths
+) -> tuple[int, ...] | None:
+    """The width of every layer, or None if the checkpoint has one width throughout.
+
+    Args:
+        config: The model's config (the text model's, of a multimodal one).
+        stored: What the headers say; empty if they cannot be read.
+
+    Returns:
+        One entry a layer by global index, 0 for dense layers.
+
+    Raises:
+        CheckpointError: The config contradicts itself or the checkpoint, or a width
+            cannot be routed.
+    """
+    plan = LayerPlan.from_config(config)
+    _check_stored(stored)
+    field, declared = _declared(config, plan, stored)
+    widths = [0] * (plan.num_layers + plan.num_drafts)
+    for layer in (*plan.moe_layers, *plan.drafts):
+        gate = stored.gates.get(layer)
+        says = declared.get(layer)
+        is_draft = layer >= plan.num_layers
+        if says is None and is_draft:
+            # A list may end with the decoder layers, and a checkpoint may come
+            # without the draft that its config counts.
+            says = scalar_width(config) or max(declared.values(), default=0)
+        if gate is not None:
+            held = gate.shape[0]
+            # A width for the whole model does not bind the draft: it may come from
+            # another checkpoint.
+            binding = not is_draft or layer in declared and field is not None
+            if binding and says is not None and says != held:
+                raise CheckpointError(
+                    f"config.json: {field or 'the expert count'} gives layer {layer} "
+                    f"{says} routed experts, but {gate.name} in {gate.file} has "
+                    f"{held} rows; {_correction(config, plan, stored)}"
+                )
+            widths[layer] = held
+        elif says is not None:
+            widths[layer] = says
+    _check_routing(config, plan, widths, field)
+    if field is None and len({width for width in widths if width}) <= 1:
+        return None
+    return tuple(widths)
+
+
+def scalar_width(config: Mapping[str, Any]) -> int | None:
+    """The one width that a config states for the whole model, if it does."""
+    for field in SCALAR_FIELDS:
+        if type(config.get(field)) is int:
+            return config[field]
+    return None
+
+
+def _check_stored(stored: StoredWidths) -> None:
+    """The parts of a layer's router and experts must agree with each other."""
+    for layer, gate in stored.gates.items():
+        if len(gate.shape) != 2:
+            raise CheckpointError(
+                f"{gate.file}: {gate.name} has shape {list(gate.shape)}, not "
+                "[routed experts, hidden]"
+            )
+        bias = stored.biases.get(layer)
+        if bias is not None and bias.shape != gate.shape[:1]:
+            raise CheckpointError(
+                f"{bias.name} has shape {list(bias.shape)} in {bias.file}, but "
+                f"{gate.name} has shape {list(gate.shape)} in {gate.file}; "
+                "prune both to the same experts"
+            )
+        ids = stored.experts.get(layer)
+        width = gate.shape[0]
+        if ids and ids != set(range(width)):
+            missing = sorted(set(range(width)) - ids)
+            extra = sorted(ids - set(range(width)))
+            which = f"expert {missing[0]} is missing" if missing else ""
+            which = which or f"expert {extra[0]} has no row in the gate"
+            raise CheckpointError(
+                f"layer {layer}: {gate.name} in {gate.file} has {width} rows and the "
+                f"checkpoint stores {len(ids)} routed experts: {which}; store experts "
+                f"0 to {width - 1}"
+            )
+    for layer, stack in stored.stacks:
+        gate_of = stored.gates.get(layer)
+        if gate_of is not None and stack.shape[:1] != gate_of.shape[:1]:
+            raise CheckpointError(
+                f"{stack.name} has shape {list(stack.shape)} in {stack.file}, but "
+                f"{gate_of.name} has shape {list(gate_of.shape)} in {gate_of.file}; "
+                "prune both to the same experts"
+            )
+
+
+def _declared(
+    config: Mapping[str, Any], plan: LayerPlan, stored: StoredWidths
+) -> tuple[str | None, dict[int, int]]:
+    """What the config says of each layer, and the field that says it.
+
+    Every per-layer field that is present must hold; the first one is returned.
+    """
+    scalar = scalar_width(config)
+    result: tuple[str | None, dict[int, int]] | None = None
+    for field in PER_LAYER_FIELDS:
+        value = _lookup(config, field)
+        if value is None:
+            continue
+        readings = _readings(field, value, plan, scalar)
+        fitting = [widths for widths in readings if _fits(widths, stored)]
+        widths = (fitting or readings)[0]
+        if result is not None and not fitting and _fits(result[1], stored):
+            # Two fields, and only the other one holds: name this one.
+            return field, widths
+        result = result or (field, widths)
+    if result is not None:
+        return result
+    layers = (*plan.moe_layers, *plan.drafts)
+    return None, {} if scalar is None else dict.fromkeys(layers, scalar)
+
+
+def _readings(
+    field: str, value: Any, plan: LayerPlan, scalar: int | None
+) -> list[dict[int, int]]:
+    """The ways in which a per-layer field can be meant, likeliest first."""
+    moe, drafts = plan.moe_layers, plan.drafts
+    if isinstance(value, Mapping):
+        widths = {} if scalar is None else dict.fromkeys((*moe, *drafts), scalar)
+        for key, width in value.items():
+            if not str(key).isdecimal():
+                raise CheckpointError(
+                    f"config.json: {field} has the key {key!r}, which is no layer index"
+                )
+            widths[int(key)] = _width(field, int(key), width)
+        return [widths]
+    if not isinstance(value, list):
+        raise CheckpointError(
+            f"config.json: {field} is {value!r}; expected a list with a width for "
+            "each layer, or an object from layer index to width"
+        )
+    total = plan.num_layers + plan.num_drafts
+    orders: list[tuple[int, ...]] = []
+    by_index = tuple(range(len(value)))
+    if len(value) in (plan.num_layers, total):
+        orders.append(by_index)
+    if len(value) == len(moe):
+        orders.append(moe)
+    if len(value) == len(moe) + len(drafts):
+        orders.append((*moe, *drafts))
+    if not orders:
+        raise CheckpointError(
+            f"config.json: {field} has {len(value)} entries; the model has "
+            f"{plan.num_layers} layers and {plan.num_drafts} draft layers "
+            f"({total} in all), of which {len(moe)} and {len(drafts)} have routed "
+            "experts; give one entry for each of these"
+        )
+    holders = {*moe, *drafts}
+    readings = []
+    for order in orders:
+        entries = {
+            layer: _width(field, layer, width)
+            for layer, width in zip(order, value, strict=True)
+            if layer in holders
+        }
+        readings.append(entries)
+    if field.startswith("reap_pruning"):
+        readings.reverse()  # written in the order of the MoE layers
+    elif len(readings) > 1 and any(
+        value[layer] for layer in by_index if layer not in holders
+    ):
+        readings.reverse()  # a dense layer has no width: not by global index
+    return readings
+
+
+def _width(field: str, layer: int, value: Any) -> int:
+    if value is None:
+        return 0
+    if type(value) is not int or value < 0:
+        raise CheckpointError(
+            f"config.json: {field} gives layer {layer} the width {value!r}, "
+            "which is no count"
+        )
+    return value
+
+
+def _fits(widths: Mapping[int, int], stored: StoredWidths) -> bool:
+    return all(
+        stored.gates[layer].shape[0] == width
+        for layer, width in widths.items()
+        if layer in stored.gates
+    )
+
+
+def _correction(
+    config: Mapping[str, Any], plan: LayerPlan, stored: StoredWidths
+) -> str:
+    """The field that would describe what is stored."""
+    layers = range(plan.num_layers + plan.num_drafts)
+    holders = {*plan.moe_layers, *plan.drafts}
+    scalar = scalar_width(config) or 0
+    true = [
+        (stored.gates[layer].shape[0] if layer in stored.gates else scalar)
+        if layer in holders
+        else 0
+        for layer in layers
+    ]
+    return f'set "{RESOLVED_FIELD}": {true}, or use the checkpoint that it describes'
+
+
+def _check_routing(
+    config: Mapping[str, Any],
+    plan: LayerPlan,
+    widths: list[int],
+    field: str | None,
+) -> None:
+    """Every width must leave the router its choice of experts.
+
+    Grouped routing picks `topk_group` of `n_group` groups, by the sum of each
+    group's two best scores where a correction bias is used, and the experts from
+    these (DeepSeek-V3 report, section 2.1.2).
+    """
+    top_k = config.get("num_experts_per_tok") or 1
+    groups = config.get("n_group") or 1
+    kept = config.get("topk_group") or groups
+    best_two = config.get("topk_method") == "noaux_tc"
+    for layer in (*plan.moe_layers, *plan.drafts):
+        width = widths[layer]
+        if width == 0 and field is None:
+            continue  # nothing states this layer's width; upstream decides
+        where = f"layer {layer} has {width} routed experts"
+        if width < top_k:
+            raise CheckpointError(
+                f"{where}, fewer than num_experts_per_tok {top_k}; keep at least "
+                f"{top_k} in every layer"
+            )
+        if groups == 1:
+            continue
+        if width % groups:
+            raise CheckpointError(
+                f"{where}, which n_group {groups} does not divide; prune to a multiple "
+                f"of {groups}, or set n_group and topk_group to 1"
+            )
+        size = width // groups
+        if (best_two and size < 2) or kept * size < top_k:
+            needed = max(2 if best_two else 1, -(-top_k // kept)) * groups
+            raise CheckpointError(
+                f"{where} in {groups} groups of {size}, too few to choose {kept} "
+                f"groups and {top_k} experts from them; keep at least {needed}, or "
+                "set n_group and topk_group to 1"
+            )
+
+
+def _lookup(config: Mapping[str, Any], field: str) -> Any:
+    value: Any = config
+    for part in field.split("."):
+        if not isinstance(value, Mapping):
+            return None
+        value = value.get(part)
+    return value
+
+
+def _count(config: Mapping[str, Any], field: str) -> int:
+    value = config.get(field)
+    if type(value) is not int or not 0 <= value < 100_000:
+        raise CheckpointError(
+            f"config.json: {field} is {value!r}; expected a count of layers"
+        )
+    return value

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
+"""Extends upstream's config reading: expert widths are resolved as a config is read.
+
+Every config of the engine comes through here, the target's and the draft's, in the
+first seconds of a start and before any weight is read.
+"""
+
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from vllm.fork import extend
+from vllm.transformers_utils import config_upstream as upstream
+from vllm.transformers_utils import expert_widths
+
+
+@wraps(upstream.get_config)
+def get_config(
+    model: str | Path, trust_remote_code: bool, revision: str | None = None, **kwargs
+) -> PreTrainedConfig:
+    config = _upstream_get_config(model, trust_remote_code, revision, **kwargs)
+    expert_widths.resolve_config(config, model, revision)
+    return config
+
+
+def _move_widths_on_reading() -> None:
+    """Has transformers see the widths in a field that its config classes accept.
+
+    It reads `config.json` in several places (config, tokenizer, processor), all of
+    them through this one method.
+    """
+    read = PreTrainedConfig.get_config_dict.__func__
+
+    @wraps(read)
+    def get_config_dict(cls, *args: Any, **kwargs: Any):
+        fields, unused = read(cls, *args, **kwargs)
+        if expert_widths.is_supported(fields.get("architectures")):
+            fields = expert_widths.move_widths_to_list(fields)
+        return fields, unused
+
+    PreTrainedConfig.get_config_dict = classmethod(get_config_dict)
+
+
+_upstream_get_config = upstream.get_config
+_move_widths_on_reading()
+extend(__name__, upstream)

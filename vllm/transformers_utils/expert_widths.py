@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
+"""Resolves the number of routed experts of each layer as a config is read.
+
+The answer travels in the config as `n_routed_experts_per_layer`: one entry a layer by
+global index, draft layers included. `vllm/model_executor/models/expert_widths.py`
+builds the layers from it.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from exl3.checkpoint.errors import CheckpointError
+from exl3.checkpoint.expert_widths import (
+    PER_LAYER_FIELDS,
+    RESOLVED_FIELD,
+    SCALAR_FIELDS,
+    SHAPE_FIELDS,
+    StoredWidths,
+    read_stored,
+    resolve_widths,
+)
+from exl3.checkpoint.headers import read_folder
+from vllm.logger import init_logger
+
+logger = init_logger(__name__)
+
+#: Architectures whose MoE layers are built through `layer_config`. Others are left
+#: to upstream, which has spellings of its own for some of them.
+ARCHITECTURES = frozenset(
+    {
+        "DeepseekV2ForCausalLM",
+        "DeepseekV3ForCausalLM",
+        "DeepseekV32ForCausalLM",
+        "GlmMoeDsaForCausalLM",
+        "Glm4MoeForCausalLM",
+        "Glm4MoeLiteForCausalLM",
+        "Qwen3MoeForCausalLM",
+        "Qwen3NextForCausalLM",
+        "Qwen3_5MoeForCausalLM",
+        "Qwen3_5MoeForConditionalGeneration",
+        # Drafts.
+        "DeepSeekMTPModel",
+        "DeepseekV32MTPModel",
+        "Glm4MoeMTPModel",
+        "Glm4MoeLiteMTPModel",
+        "Qwen3NextMTP",
+        "Qwen3_5MoeMTP",
+    }
+)
+
+
+def is_supported(architectures: Iterable[str] | None) -> bool:
+    """Whether a model of these architectures can have unequal widths."""
+    return not ARCHITECTURES.isdisjoint(architectures or ())
+
+
+def move_widths_to_list(config: dict[str, Any]) -> dict[str, Any]:
+    """Rewrites the spellings of a `config.json` that transformers cannot hold.
+
+    Its config classes check that `n_routed_experts` is an integer, and raise when a
+    field that varies by layer is read for the whole model. So a list under the name
+    of the model-wide field, and widths in `per_layer_config`, move to the per-layer
+    field before a config class sees them.
+
+    Args:
+        config: The parsed file; not changed.
+
+    Returns:
+        The same object if there was nothing to move, else a changed copy.
+
+    Raises:
+        CheckpointError: `per_layer_config` gives a width that is no count.
+    """
+    text = config.get("text_config")
+    if isinstance(text, dict):
+        moved = _move_widths(text)
+        return config if moved is text else {**config, "text_config": moved}
+    return _move_widths(config)
+
+
+def resolve_config(
+    config: PreTrainedConfig, model: str | Path, revision: str | None
+) -> None:
+    """Writes the widths of a checkpoint into its config, if they are unequal.
+
+    Args:
+        config: The model's config; changed in place.
+        model: The checkpoint's folder, or its id on the hub.
+        revision: The revision of the hub's checkpoint.
+
+    Raises:
+        CheckpointError: Config and checkpoint contradict each other, or a width cannot
+            be routed.
+    """
+    if not is_supported(config.architectures):
+        return
+    text = config.get_text_config()
+    fields = _plain_fields(text)
+    stored = _stored_widths(str(model), revision, fields)
+    widths = resolve_widths(fields, stored)
+    if widths is None:
+        return
+    setattr(text, RESOLVED_FIELD, list(widths))
+    # Names of experts are matched against a table of this many: wide enough for
+    # every layer, and a narrower layer never stores the higher ids.
+    setattr(text, scalar_field(text), max(widths))
+    logger.info_once("Routed experts by layer: %s", list(widths))
+
+
+def _move_widths(config: dict[str, Any]) -> dict[str, Any]:
+    field = next((f for f in SCALAR_FIELDS if isinstance(config.get(f), list)), None)
+    if field is not None:
+        widths = config[field]
+        counts = [width for width in widths if type(width) is int]
+        moved = {**config, field: max(counts, default=0)}
+        return {**moved, RESOLVED_FIELD: config.get(RESOLVED_FIELD, widths)}
+
+    layers = config.get("per_layer_config")
+    if not isinstance(layers, Mapping):
+        return config
+    widths, rest = {}, {}
+    for layer, fields in layers.items():
+        kept = dict(fields) if isinstance(fields, Mapping) else fields
+        for field in SCALAR_FIELDS:
+            if isinstance(kept, dict) and field in kept:
+                widths[str(int(layer))] = kept.pop(field)
+        if kept:
+            rest[layer] = kept
+    if not widths:
+        return config
+    moved = {**config, RESOLVED_FIELD: widths, "per_layer_config": rest}
+    if not rest:
+        del moved["per_layer_config"]
+    return moved
+
+
+def _plain_fields(config: PreTrainedConfig) -> dict[str, Any]:
+    """The fields of a config that widths are read from, as a plain dictionary."""
+    names = {field.partition(".")[0] for field in PER_LAYER_FIELDS}
+    names |= {*SCALAR_FIELDS, *SHAPE_FIELDS}
+    fields = {}
+    for name in names:
+        try:
+            fields[name] = getattr(config, name, None)
+        except RuntimeError:  # transformers: the field varies from layer to layer
+            fields[name] = None
+    return fields
+
+
+def scalar_field(config: PreTrainedConfig) -> str:
+    """The model-wide field of a config, under the name that upstream reads."""
+    for field in SCALAR_FIELDS:
+        if getattr(config, field, None) is not None:
+            return field
+    raise CheckpointError(
+        f"config.json: none of {', '.join(SCALAR_FIELDS)} is set, and the checkpoint "
+        "has routed experts"
+    )
+
+
+def _stored_widths(
+    model: str, revision: str | None, fields: dict[str, Any]
+) -> StoredWidths:
+    """What the checkpoint's headers say; nothing if it is not on this machine.
+
+    A checkpoint that is still to be fetched is checked again, layer by layer, when
+    its tensors are loaded.
+    """
+    folder = Path(model)
+    if not folder.is_dir():
+        from huggingface_hub import try_to_load_from_cache
+
+        cached = try_to_load_from_cache(model, "config.json", revision=revision)
+        if not isinstance(cached, str):
+            return read_stored((), 0)
+        folder = Path(cached).parent
+        if not any(folder.glob("*.safetensors")):
+            return read_stored((), 0)
+    return read_stored(read_folder(folder), fields["num_hidden_layers"] or 0)
