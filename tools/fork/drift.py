@@ -54,8 +54,8 @@ def read_table(pins_file: Path) -> dict[Key, Use]:
 
 def write_table(pins_file: Path, uses: dict[Key, Use]) -> None:
     """Replaces the drift table, and leaves every other byte of the file alone."""
-    by_people = pins_file.read_text().partition(MARKER)[0].rstrip("\n") + "\n"
-    lines = [by_people, MARKER]
+    by_people, marker, _ = pins_file.read_text().partition(MARKER)
+    lines = [by_people, MARKER] if marker else [by_people, "\n", MARKER]
     last_module = ""
     for (module, name), use in sorted(uses.items()):
         if module != last_module:

@@ -206,11 +206,13 @@ class _Visitor(ast.NodeVisitor):
         self._scopes.pop()
 
     def visit_ListComp(self, node: ast.AST) -> None:
+        self._scopes.append({})
         for _, value in reversed(list(ast.iter_fields(node))):
             # The generators come last and bind the names that the rest reads.
             for child in value if isinstance(value, list) else [value]:
                 if isinstance(child, ast.AST):
                     self.visit(child)
+        self._scopes.pop()
 
     visit_SetComp = visit_GeneratorExp = visit_DictComp = visit_ListComp
 
