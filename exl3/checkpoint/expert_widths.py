@@ -168,7 +168,7 @@ def resolve_widths(
             held = gate.shape[0]
             # A width for the whole model does not bind the draft: it may come from
             # another checkpoint.
-            binding = not is_draft or layer in declared and field is not None
+            binding = not is_draft or (field is not None and layer in declared)
             if binding and says is not None and says != held:
                 raise CheckpointError(
                     f"config.json: {field or 'the expert count'} gives layer {layer} "

@@ -19,9 +19,14 @@ from vllm.transformers_utils import expert_widths
 
 @wraps(upstream.get_config)
 def get_config(
-    model: str | Path, trust_remote_code: bool, revision: str | None = None, **kwargs
+    model: str | Path,
+    trust_remote_code: bool,
+    revision: str | None = None,
+    *args: Any,
+    **kwargs: Any,
 ) -> PreTrainedConfig:
-    config = _upstream_get_config(model, trust_remote_code, revision, **kwargs)
+    """Upstream's `get_config`, with the widths of the routed experts resolved."""
+    config = _upstream_get_config(model, trust_remote_code, revision, *args, **kwargs)
     expert_widths.resolve_config(config, model, revision)
     return config
 
