@@ -71,16 +71,13 @@ def compose(
             tree = Path(scratch) / "tree"
             tree.mkdir()
             if wheel:
-                with zipfile.ZipFile(wheel) as archive:
-                    archive.extractall(tree, _package_files(archive))
+                _unpack(wheel, tree)
             apply_overlay(repo, tree, overlay, link)
             if wheel:
                 (tree / "vllm" / "_version.py").write_text(version_module(pins, target))
             if link:
                 (tree / _STAMP).write_text(stamp)
-            if out.exists():
-                out.rename(Path(scratch) / "old")
-            tree.rename(out)
+            _swap(out, tree, Path(scratch) / "old")
     except OSError as error:
         raise ForkError(f"cannot compose into {out}: {error.strerror}") from error
     return overlay
@@ -115,9 +112,27 @@ def _plan(repo: Path, wheel: Path | None) -> Overlay:
         return plan_overlay(repo, set(archive.namelist()))
 
 
-def _package_files(archive: zipfile.ZipFile) -> list[str]:
-    """Everything but upstream's own metadata, which setup.py writes anew."""
-    return [name for name in archive.namelist() if ".dist-info/" not in name]
+def _unpack(wheel: Path, tree: Path) -> None:
+    """Unpacks everything but upstream's own metadata, which setup.py writes anew."""
+    with zipfile.ZipFile(wheel) as archive:
+        for member in archive.infolist():
+            if ".dist-info/" in member.filename:
+                continue
+            path = Path(archive.extract(member, tree))
+            if member.external_attr >> 16 & 0o111:  # zipfile forgets who may run it
+                path.chmod(0o755)
+
+
+def _swap(out: Path, tree: Path, old: Path) -> None:
+    """Puts `tree` in the place of `out`, whose former contents go to `old`."""
+    if out.exists():
+        out.rename(old)
+    try:
+        tree.rename(out)
+    except BaseException:
+        if old.exists():
+            old.rename(out)
+        raise
 
 
 def _stamp(pins: Pins, target: str, overlay: Overlay, link: bool) -> str:

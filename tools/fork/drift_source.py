@@ -15,7 +15,12 @@ from functools import cache, cached_property
 from pathlib import Path, PurePosixPath
 
 from tools.fork.errors import ForkError
-from tools.fork.overlay import plan_overlay, upstream_sibling
+from tools.fork.overlay import (
+    imported_module,
+    module_name,
+    plan_overlay,
+    upstream_sibling,
+)
 
 PACKAGE = "vllm"
 _DEFINITION = re.compile(r"^(?:class|(?:async )?def) (\w+)", re.MULTILINE)
@@ -56,15 +61,6 @@ class Module:
     def bindings(self) -> dict[str, list[ast.AST]]:
         """The statements that bind each name of the module."""
         return bindings_of(self.tree.body)
-
-
-def module_name(path: str) -> str:
-    """Dotted name of the module at a path.
-
-    >>> module_name("vllm/platforms/__init__.py")
-    'vllm.platforms'
-    """
-    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
 def bindings_of(body: list[ast.stmt]) -> dict[str, list[ast.AST]]:
@@ -214,7 +210,7 @@ class Sources:
             return Ref(f"{module_at}.{name}")
         for node in module.bindings.get("*", []) if module else []:
             assert module and isinstance(node, ast.ImportFrom)
-            source = resolve_from(module.package, node)
+            source = imported_module(module.package, node)
             if found := self.lookup(source, name, seen):
                 return found
         # `extend` offers every name of the sibling that the fork does not define.
@@ -235,7 +231,7 @@ class Sources:
                 if bound == name and alias.name.partition(".")[0] == PACKAGE:
                     return Ref(alias.name if alias.asname else PACKAGE)
         elif isinstance(node, ast.ImportFrom):
-            source = resolve_from(module.package, node)
+            source = imported_module(module.package, node)
             for alias in node.names:
                 if (alias.asname or alias.name) == name and self.is_module(source):
                     return self.lookup(source, alias.name, seen)
@@ -306,15 +302,6 @@ def own_members(node: ast.ClassDef) -> dict[str, list[ast.AST]]:
                 ):
                     assigned.setdefault(target.attr, []).append(inner)
     return {**assigned, **found}
-
-
-def resolve_from(package: str, node: ast.ImportFrom) -> str:
-    """The absolute name of the module that a `from` statement names."""
-    if not node.level:
-        return node.module or ""
-    parts = package.split(".")
-    parts = parts[: len(parts) - node.level + 1]
-    return ".".join([*parts, *([node.module] if node.module else [])])
 
 
 def _flatten(body: list[ast.stmt]) -> Iterator[ast.stmt]:

@@ -22,10 +22,10 @@ from tools.fork.drift_source import (
     Sources,
     bindings_of,
     own_members,
-    resolve_from,
 )
 from tools.fork.drift_types import EXTERNAL, Types
 from tools.fork.errors import ForkError
+from tools.fork.overlay import imported_module
 
 #: Upstream's module and the object's dotted name inside it.
 Key = tuple[str, str]
@@ -129,7 +129,7 @@ class _Visitor(ast.NodeVisitor):
             self._bind(name, target if inside else EXTERNAL)
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        source = resolve_from(self._module.package, node)
+        source = imported_module(self._module.package, node)
         inside = source.partition(".")[0] == PACKAGE
         for alias in node.names:
             target: Ref | None = EXTERNAL

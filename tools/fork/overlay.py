@@ -43,6 +43,15 @@ def upstream_sibling(path: str) -> str:
     return str(module.with_name(f"{stem}_upstream.py"))
 
 
+def module_name(path: str) -> str:
+    """Dotted name of the module at a path.
+
+    >>> module_name("vllm/platforms/__init__.py")
+    'vllm.platforms'
+    """
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
 def fork_files(repo: Path) -> list[str]:
     """Every file of the fork that belongs into the composed tree."""
     found = []
@@ -69,20 +78,20 @@ def plan_overlay(repo: Path, upstream: set[str]) -> Overlay:
     added, extended = [], []
     for path in fork_files(repo):
         sibling = upstream_sibling(path)
-        extends = path.endswith(".py") and _imports_module(repo / path, sibling)
+        extends = path.endswith(".py") and _imports_sibling(repo / path, path, sibling)
         if path in upstream and extends:
-            if sibling in upstream:
-                raise ForkError(f"{path}: upstream has a {sibling} of its own")
+            if sibling in upstream or (repo / sibling).exists():
+                raise ForkError(f"{path}: {sibling} is taken, so it cannot extend")
             extended.append(path)
         elif path in upstream:
             raise ForkError(
                 f"{path}: upstream has a file there and ours does not extend it; "
-                f"import {PurePosixPath(sibling).stem} in it, or rename it"
+                f"import {module_name(sibling)} in it, or rename it"
             )
         elif extends:
             raise ForkError(
-                f"{path}: extends a module that upstream does not have; "
-                "it was moved or removed there (run python -m tools.fork.drift)"
+                f"{path}: extends a module that upstream does not have; it was moved "
+                "or removed there (python -m tools.fork.drift --against says where)"
             )
         else:
             _refuse_shadowing(path, upstream)
@@ -110,31 +119,51 @@ def apply_overlay(repo: Path, composed: Path, overlay: Overlay, link: bool) -> N
             shutil.copyfile(repo / path, target)
 
 
-def _imports_module(source: Path, sibling: str) -> bool:
+def imported_module(package: str, node: ast.ImportFrom) -> str:
+    """The absolute name of the module that a `from` statement names.
+
+    Args:
+        package: The package in which the statement stands.
+        node: The statement.
+    """
+    if not node.level:
+        return node.module or ""
+    parts = package.split(".")
+    parts = parts[: len(parts) - node.level + 1]
+    return ".".join([*parts, *([node.module] if node.module else [])])
+
+
+def _imports_sibling(source: Path, path: str, sibling: str) -> bool:
     """Whether a module imports its upstream sibling, under any spelling."""
-    wanted = PurePosixPath(sibling).stem
+    wanted = module_name(sibling)
+    package = wanted.rpartition(".")[0]
     try:
         tree = ast.parse(source.read_text())
     except SyntaxError as error:
-        raise ForkError(f"{source}: line {error.lineno}: {error.msg}") from error
+        raise ForkError(f"{path}: line {error.lineno}: {error.msg}") from error
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
+            module = imported_module(package, node)
+            names = [module, *(f"{module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-            if wanted in [*(node.module or "").split("."), *names]:
-                return True
-        elif isinstance(node, ast.Import) and any(
-            wanted in alias.name.split(".") for alias in node.names
-        ):
+        else:
+            continue
+        if wanted in names:
             return True
     return False
 
 
 def _refuse_shadowing(path: str, upstream: set[str]) -> None:
-    """A module must not stand beside a package of the same name, nor the reverse."""
+    """Of a module, a package and a compiled module of one name, Python sees one."""
     module = PurePosixPath(path)
-    twins = [f"{parent}.py" for parent in module.parents if str(parent) != "."]
+    stems = [str(parent) for parent in module.parents[:-1]]
+    inside: str | None = None
     if module.suffix == ".py" and module.stem != "__init__":
-        twins.append(str(module.with_suffix("") / "__init__.py"))
-    for twin in twins:
-        if twin in upstream:
-            raise ForkError(f"{path}: would shadow upstream's {twin}; rename it")
+        stems.append(str(module.with_suffix("")))
+        inside = f"{stems[-1]}/"
+    for other in sorted(upstream):
+        stem = other.partition(".")[0]
+        is_module = other == f"{stem}.py" or other.endswith(".so")
+        if (stem in stems and is_module) or (inside and other.startswith(inside)):
+            raise ForkError(f"{path}: would shadow upstream's {other}; rename it")

@@ -90,11 +90,17 @@ def download(requirement: str, machine: str, folder: Path) -> Path:
 
 def _fetch(pin: WheelPin, version: str, folder: Path) -> Path:
     """Downloads beside the cache and renames, so that the cache is never half full."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        wheel = download(f"{pin.name}=={version}", pin.machine, Path(scratch))
-        _check(wheel, pin)
-        return wheel.rename(folder / wheel.name)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            wheel = download(f"{pin.name}=={version}", pin.machine, Path(scratch))
+            _check(wheel, pin)
+            return wheel.rename(folder / wheel.name)
+    except OSError as error:
+        raise ForkError(
+            f"cannot keep {pin.name} in {folder}: {error.strerror}; set XDG_CACHE_HOME "
+            f"to a folder that can be written, or {WHEEL_VARIABLE} to a local wheel"
+        ) from error
 
 
 def _check(path: Path, pin: WheelPin) -> None:
