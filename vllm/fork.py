@@ -25,7 +25,13 @@ class _ExtendingModule(ModuleType):
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
         if hasattr(self._upstream, name) and not name.startswith("__"):
+            self._replaced.setdefault(name, getattr(self._upstream, name))
             setattr(self._upstream, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        super().__delattr__(name)
+        if name in self._replaced:
+            setattr(self._upstream, name, self._replaced.pop(name))
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *dir(self._upstream)})
@@ -47,5 +53,5 @@ def extend(name: str, upstream: ModuleType) -> None:
         own = getattr(value, "__module__", None) == name
         if own and hasattr(upstream, attribute):
             setattr(upstream, attribute, value)
-    module.__dict__["_upstream"] = upstream
+    module.__dict__.update(_upstream=upstream, _replaced={})
     module.__class__ = _ExtendingModule
