@@ -15,7 +15,7 @@ import zipfile
 from pathlib import Path
 
 from tools.fork.errors import ForkError
-from tools.fork.overlay import Overlay, apply_overlay, plan_overlay
+from tools.fork.overlay import Overlay, apply_overlay, fork_files, plan_overlay
 from tools.fork.pins import (
     REPO_ROOT,
     TARGETS,
@@ -106,8 +106,8 @@ def describe(overlay: Overlay) -> str:
 
 def _plan(repo: Path, wheel: Path | None) -> Overlay:
     if wheel is None:
-        library = plan_overlay(repo, set())
-        return Overlay(tuple(p for p in library.added if p.startswith("exl3/")), ())
+        library = [path for path in fork_files(repo) if path.startswith("exl3/")]
+        return Overlay(tuple(library), ())
     with zipfile.ZipFile(wheel) as archive:
         return plan_overlay(repo, set(archive.namelist()))
 
