@@ -16,6 +16,7 @@ ARGS ?=
 export VLLM_TARGET_DEVICE ?= cpu
 
 BIN := .venv/bin
+# The linters, and whatever else needs a Python but not the fork.
 LINT := build/lint
 # Says what is missing, one line each, or sets $$python to build with.
 define preflight
@@ -31,18 +32,20 @@ endef
 # An edit of one of these needs a new build.
 BUILD_INPUTS := pyproject.toml setup.py CMakeLists.txt UPSTREAM.toml \
   requirements/test.txt \
-  $(shell find csrc tools/fork -type f ! -path '*/__pycache__/*')
+  $(shell find csrc tools/fork -name __pycache__ -prune -o -type f ! -name 'drift*' -print)
 
 # The fork's own files are linked into the environment: an edit is live, but a file
 # that came or went needs composing. So this holds their names, and the target.
 build/composed-of.txt: FORCE
 	@mkdir -p build
 	@{ echo "$(VLLM_TARGET_DEVICE)"; \
-	   find vllm exl3 -type f ! -path '*/__pycache__/*' ! -name '*.so' | sort; } > $@.new
+	   find vllm exl3 -name __pycache__ -prune -o -type f ! -name '*.so' -print | sort; \
+	 } > $@.new
 	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 
 # torch is a requirement of the build and of the fork. With the build's requirements
 # in the environment first, pip need not make a second one with a second torch.
+# pip itself comes first, since the one that Python brings may be years old.
 .venv/.built: $(BUILD_INPUTS) build/composed-of.txt
 	@$(preflight); \
 	 test -x $(BIN)/pip || "$$python" -m venv .venv
@@ -50,6 +53,7 @@ build/composed-of.txt: FORCE
 	@$(BIN)/python -c 'import tomllib; \
 	 project = tomllib.load(open("pyproject.toml", "rb")); \
 	 print(*project["build-system"]["requires"], sep="\n")' > build/requirements.txt
+	@$(BIN)/pip install -qq --upgrade pip
 	@$(BIN)/pip install -qq -r build/requirements.txt -r requirements/test.txt
 	@$(BIN)/pip install -qq --no-build-isolation -e .
 	@touch $@
@@ -101,8 +105,8 @@ wheel: .venv/.built ## Build a wheel of the fork into dist/
 	@$(BIN)/pip wheel -qq --no-build-isolation --no-deps --wheel-dir dist .
 	@ls dist/*.whl
 
-drift: .venv/.built ## Compare upstream with another release (AGAINST=0.33.0)
-	@$(BIN)/python -m tools.fork.drift --against $(AGAINST)
+drift: $(LINT)/.built ## Compare upstream with another release (AGAINST=0.33.0)
+	@$(LINT)/bin/python -m tools.fork.drift --against $(AGAINST)
 
 upstream-tests: .venv/.built ## Run upstream's own tests on stock and on the fork
 	@$(BIN)/python -m tools.upstream_tests
