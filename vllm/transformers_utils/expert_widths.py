@@ -108,7 +108,7 @@ def resolve_config(
     # Names of experts are matched against a table of this many: wide enough for
     # every layer, and a narrower layer never stores the higher ids.
     setattr(text, scalar_field(text), max(widths))
-    logger.info_once("Routed experts by layer: %s", list(widths))
+    logger.info_once("Routed experts by layer: %s", str(list(widths)))
 
 
 def _move_widths(config: dict[str, Any]) -> dict[str, Any]:

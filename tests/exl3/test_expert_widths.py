@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
+"""Every spelling of the widths is read, and every contradiction is named."""
+
+import pytest
+
+from exl3.checkpoint.errors import CheckpointError
+from exl3.checkpoint.expert_widths import (
+    LayerPlan,
+    read_stored,
+    resolve_widths,
+)
+from exl3.checkpoint.headers import TensorHeader
+
+# Five layers, the first dense, and one draft layer. A list by global index, a list
+# with the draft, one of the MoE layers only, and that with the draft have the
+# lengths 5, 6, 4 and 5: the first and the last can only be told apart by content.
+BASE = {
+    "num_hidden_layers": 5,
+    "first_k_dense_replace": 1,
+    "num_nextn_predict_layers": 1,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+}
+WIDTHS = (0, 8, 4, 6, 5, 3)
+
+
+def gates(widths, *, file="model.safetensors", hidden=16):
+    return [
+        TensorHeader(f"model.layers.{layer}.mlp.gate.weight", "F32", (w, hidden), file)
+        for layer, w in enumerate(widths)
+        if w
+    ]
+
+
+def resolve(config, headers=()):
+    return resolve_widths(config, read_stored(headers, config["num_hidden_layers"]))
+
+
+SPELLINGS = {
+    "list by index": {"n_routed_experts_per_layer": [0, 8, 4, 6, 5]},
+    "list by index, null for dense": {"n_routed_experts_per_layer": [None, 8, 4, 6, 5]},
+    "list by index with draft": {"n_routed_experts_per_layer": [0, 8, 4, 6, 5, 3]},
+    "list of MoE layers": {"n_routed_experts_per_layer": [8, 4, 6, 5]},
+    "list of MoE layers with draft": {"n_routed_experts_per_layer": [8, 4, 6, 5, 3]},
+    "object, scalar is the rest": {
+        "n_routed_experts_per_layer": {"2": 4, "3": 6, "4": 5, "5": 3}
+    },
+    "num_experts_per_layer": {"num_experts_per_layer": [0, 8, 4, 6, 5]},
+    "per_layer_num_experts": {"per_layer_num_experts": [0, 8, 4, 6, 5]},
+    "num_local_experts_per_layer": {"num_local_experts_per_layer": [0, 8, 4, 6, 5]},
+    "reap_pruning": {"reap_pruning": {"n_routed_experts_per_layer": [8, 4, 6, 5, 3]}},
+    "hybrid_tr3_tail": {"hybrid_tr3_tail": {"experts_per_layer": [0, 8, 4, 6, 5]}},
+    "two fields that agree": {
+        "n_routed_experts_per_layer": {"2": 4, "3": 6, "4": 5, "5": 3},
+        "reap_pruning": {"n_routed_experts_per_layer": [8, 4, 6, 5]},
+    },
+}
+
+
+@pytest.mark.parametrize("fields", SPELLINGS.values(), ids=SPELLINGS.keys())
+@pytest.mark.parametrize("scalar", [8, 256, 3], ids=["widest", "original", "narrowest"])
+def test_spelling_with_headers(fields, scalar):
+    if "object" in str(fields) or isinstance(
+        fields.get("n_routed_experts_per_layer"), dict
+    ):
+        scalar = 8  # stands for the layers that the object leaves out
+    config = {**BASE, "n_routed_experts": scalar, **fields}
+    assert resolve(config, gates(WIDTHS)) == WIDTHS
+
+
+@pytest.mark.parametrize("fields", SPELLINGS.values(), ids=SPELLINGS.keys())
+def test_spelling_without_headers(fields):
+    widths = resolve({**BASE, **fields})
+    assert widths[:5] == WIDTHS[:5]
+    assert widths[5] in (3, 8)  # the field's, or the model-wide one
+
+
+def test_a_config_without_the_fields_is_left_alone():
+    assert resolve(BASE, gates([0, 8, 8, 8, 8, 8])) is None
+    assert resolve(BASE) is None
+
+
+def test_the_draft_has_its_own_width():
+    assert resolve(BASE, gates([0, 8, 8, 8, 8, 4])) == (0, 8, 8, 8, 8, 4)
+
+
+def test_a_draft_that_is_not_stored_is_no_error():
+    config = {**BASE, "n_routed_experts_per_layer": [0, 8, 4, 6, 5]}
+    assert resolve(config, gates([0, 8, 4, 6, 5])) == (0, 8, 4, 6, 5, 8)
+
+
+def test_a_folder_that_holds_the_draft_alone():
+    config = {**BASE, "n_routed_experts_per_layer": [0, 8, 4, 6, 5]}
+    assert resolve(config, gates([0, 0, 0, 0, 0, 7])) == (0, 8, 4, 6, 5, 7)
+
+
+def test_mtp_names_of_qwen():
+    headers = [
+        *gates([8, 4]),
+        TensorHeader("mtp.layers.0.mlp.gate.weight", "F32", (6, 16), "m.safetensors"),
+    ]
+    config = {
+        "num_hidden_layers": 2,
+        "mtp_num_hidden_layers": 1,
+        "num_experts": 8,
+        "num_experts_per_layer": [8, 4],
+    }
+    assert resolve(config, headers) == (8, 4, 6)
+
+
+REFUSED = {
+    "a width off by one": (
+        {"n_routed_experts_per_layer": [0, 8, 4, 7, 5, 3]},
+        WIDTHS,
+        ["layer 3", "7 routed", "6 rows", "n_routed_experts_per_layer", "[0, 8, 4, 6"],
+    ),
+    "the draft's width": (
+        {"n_routed_experts_per_layer": [0, 8, 4, 6, 5, 4]},
+        WIDTHS,
+        ["layer 5", "4 routed", "3 rows"],
+    ),
+    "the scalar alone": (
+        {},
+        [0, 8, 8, 6, 8, 8],
+        ["layer 3", "8 routed", "6 rows", "model.layers.3.mlp.gate.weight"],
+    ),
+    "the second of two fields": (
+        {
+            "n_routed_experts_per_layer": [0, 8, 4, 6, 5, 3],
+            "reap_pruning": {"n_routed_experts_per_layer": [8, 4, 6, 6, 3]},
+        },
+        WIDTHS,
+        ["reap_pruning", "layer 4", "6 routed", "5 rows"],
+    ),
+    "a length that nothing explains": (
+        {"n_routed_experts_per_layer": [8, 4, 6]},
+        WIDTHS,
+        ["3 entries", "5 layers", "1 draft"],
+    ),
+    "no list": (
+        {"n_routed_experts_per_layer": "8,4,6"},
+        WIDTHS,
+        ["'8,4,6'", "expected a list"],
+    ),
+    "no count": (
+        {"n_routed_experts_per_layer": [0, 8, 4.5, 6, 5]},
+        WIDTHS,
+        ["layer 2", "4.5"],
+    ),
+    "a negative count": (
+        {"n_routed_experts_per_layer": [0, 8, -4, 6, 5]},
+        WIDTHS,
+        ["layer 2", "-4"],
+    ),
+    "no layer index": (
+        {"n_routed_experts_per_layer": {"two": 4}},
+        WIDTHS,
+        ["'two'"],
+    ),
+    "no experts": (
+        {"n_routed_experts_per_layer": [0, 8, 0, 6, 5]},
+        [],
+        ["layer 2 has 0", "num_experts_per_tok 2"],
+    ),
+    "fewer than top-k": (
+        {"num_experts_per_tok": 4},
+        WIDTHS,
+        ["layer 5 has 3", "num_experts_per_tok 4"],
+    ),
+    "no layers": ({"num_hidden_layers": None}, [], ["num_hidden_layers", "None"]),
+    "a million layers": ({"num_hidden_layers": 10**6}, [], ["num_hidden_layers"]),
+}
+
+
+@pytest.mark.parametrize(("fields", "stored", "says"), REFUSED.values(), ids=REFUSED)
+def test_refusal_names_both_sides(fields, stored, says):
+    if "fewer" in str(says) or "layer 5 has 3" in says:
+        fields = {**fields, "n_routed_experts_per_layer": list(WIDTHS)}
+    headers = gates(stored)
+    config = {**BASE, **fields}
+    with pytest.raises(CheckpointError) as refusal:
+        resolve_widths(config, read_stored(headers, 5))
+    message = str(refusal.value)
+    assert [part for part in says if part not in message] == []
+    assert "\n" not in message
+
+
+GROUPS = {"n_group": 4, "topk_group": 2, "topk_method": "noaux_tc"}
+
+
+@pytest.mark.parametrize(
+    ("width", "groups", "says"),
+    [
+        (6, 4, "does not divide"),  # case 13 of the field
+        (8, 8, "8 groups of 1"),  # a group's best two are not there
+        (8, 4, None),
+        (12, 4, None),
+    ],
+)
+def test_grouped_routing_must_work(width, groups, says):
+    config = {**BASE, **GROUPS, "n_group": groups, "n_routed_experts": width}
+    headers = gates([0, *[width] * 5])
+    if says is None:
+        assert resolve(config, headers) is None
+        return
+    with pytest.raises(CheckpointError, match=says):
+        resolve(config, headers)
+
+
+def test_groups_must_hold_top_k():
+    config = {**BASE, **GROUPS, "topk_group": 1, "num_experts_per_tok": 4}
+    with pytest.raises(CheckpointError, match="keep at least 16"):
+        resolve(config, gates([0, 8, 8, 8, 8, 8]))
+
+
+def test_softmax_groups_may_hold_one_expert():
+    config = {**BASE, "n_group": 8, "topk_group": 4, "topk_method": "group_limited"}
+    assert resolve(config, gates([0, 8, 8, 8, 8, 8])) is None
+
+
+def tensor(name, *shape, file="m.safetensors"):
+    return TensorHeader(f"model.layers.1.mlp.{name}", "F32", shape, file)
+
+
+@pytest.mark.parametrize(
+    ("extra", "says"),
+    [
+        (
+            [tensor("gate.e_score_correction_bias", 8, file="n.safetensors")],
+            ["[8]", "[6, 16]", "m.safetensors", "n.safetensors"],  # case 14
+        ),
+        (
+            [tensor(f"experts.{i}.up_proj.weight", 4, 4) for i in range(5)],
+            ["6 rows", "5 routed", "expert 5 is missing"],
+        ),
+        (
+            [tensor(f"experts.{i}.up_proj.weight", 4, 4) for i in range(7)],
+            ["6 rows", "7 routed", "expert 6 has no row"],
+        ),
+        ([tensor("experts.gate_up_proj", 8, 4, 4)], ["[8, 4, 4]", "[6, 16]"]),
+        ([tensor("gate.weight", 6)], ["shape [6]"]),
+    ],
+)
+def test_parts_of_a_layer_must_agree(extra, says):
+    config = {"num_hidden_layers": 2, "n_routed_experts": 6}
+    headers = [
+        TensorHeader("model.layers.0.mlp.gate.weight", "F32", (6, 16), "m.safetensors"),
+        tensor("gate.weight", 6, 16),
+        *extra,
+    ]
+    with pytest.raises(CheckpointError) as refusal:
+        resolve(config, headers)
+    assert [part for part in says if part not in str(refusal.value)] == []
+
+
+def test_layers_of_qwen():
+    config = {"num_hidden_layers": 6, "decoder_sparse_step": 2, "mlp_only_layers": [3]}
+    assert LayerPlan.from_config(config).moe_layers == (1, 5)
+
+
+def test_layers_by_type_and_frequency():
+    types = {"num_hidden_layers": 3, "mlp_layer_types": ["dense", "sparse", "dense"]}
+    assert LayerPlan.from_config(types).moe_layers == (1,)
+    frequency = {
+        "num_hidden_layers": 6,
+        "first_k_dense_replace": 1,
+        "moe_layer_freq": 2,
+    }
+    assert LayerPlan.from_config(frequency).moe_layers == (2, 4)
+
+
+def test_the_published_shape():
+    """The 20-layer GLM-5.2 of 724 experts, the published unequal checkpoint."""
+    widths = [
+        0,
+        0,
+        0,
+        56,
+        52,
+        52,
+        48,
+        40,
+        48,
+        56,
+        48,
+        48,
+        36,
+        36,
+        36,
+        36,
+        28,
+        32,
+        36,
+        36,
+    ]
+    config = {
+        "num_hidden_layers": 20,
+        "first_k_dense_replace": 3,
+        "n_routed_experts": 256,
+        "num_experts_per_tok": 8,
+        "n_routed_experts_per_layer": widths,
+    }
+    resolved = resolve(config, gates(widths))
+    assert list(resolved) == widths
+    assert sum(resolved) == 724
