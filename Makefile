@@ -29,10 +29,20 @@ endef
 
 # --- The environment of the fork -------------------------------------------------
 
-# An edit of one of these needs a new build.
-BUILD_INPUTS := pyproject.toml setup.py CMakeLists.txt UPSTREAM.toml \
-  requirements/test.txt \
-  $(shell find csrc tools/fork -name __pycache__ -prune -o -type f ! -name 'drift*' -print)
+# torch is a requirement of the build and of the fork. With the build's requirements
+# in the environment first, pip need not make a second one with a second torch.
+# pip itself comes first, since the one that Python brings may be years old.
+.venv/.ready: pyproject.toml requirements/test.txt
+	@$(preflight); \
+	 echo "making .venv with $$python (some minutes)"; \
+	 test -x $(BIN)/pip || "$$python" -m venv .venv
+	@mkdir -p build
+	@$(BIN)/python -c 'import tomllib; \
+	 project = tomllib.load(open("pyproject.toml", "rb")); \
+	 print(*project["build-system"]["requires"], sep="\n")' > build/requirements.txt
+	@$(BIN)/pip install -qq --upgrade pip
+	@$(BIN)/pip install -qq -r build/requirements.txt -r requirements/test.txt
+	@touch $@
 
 # The fork's own files are linked into the environment: an edit is live, but a file
 # that came or went needs composing. So this holds their names, and the target.
@@ -43,18 +53,9 @@ build/composed-of.txt: FORCE
 	 } > $@.new
 	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 
-# torch is a requirement of the build and of the fork. With the build's requirements
-# in the environment first, pip need not make a second one with a second torch.
-# pip itself comes first, since the one that Python brings may be years old.
-.venv/.built: $(BUILD_INPUTS) build/composed-of.txt
-	@$(preflight); \
-	 test -x $(BIN)/pip || "$$python" -m venv .venv
-	@echo "building the fork into .venv (the first time takes some minutes)"
-	@$(BIN)/python -c 'import tomllib; \
-	 project = tomllib.load(open("pyproject.toml", "rb")); \
-	 print(*project["build-system"]["requires"], sep="\n")' > build/requirements.txt
-	@$(BIN)/pip install -qq --upgrade pip
-	@$(BIN)/pip install -qq -r build/requirements.txt -r requirements/test.txt
+.venv/.built: .venv/.ready build/composed-of.txt setup.py CMakeLists.txt UPSTREAM.toml \
+  $(shell find csrc tools/fork -name __pycache__ -prune -o -type f ! -name 'drift*' -print)
+	@echo "building the fork and fetching what it requires"
 	@$(BIN)/pip install -qq --no-build-isolation -e .
 	@touch $@
 
