@@ -267,7 +267,7 @@ def test_layers_by_type_and_frequency():
         "first_k_dense_replace": 1,
         "moe_layer_freq": 2,
     }
-    assert LayerPlan.from_config(frequency).moe_layers == (2, 4)
+    assert LayerPlan.from_config(frequency).moe_layers == (0, 2, 4)
 
 
 def test_the_published_shape():

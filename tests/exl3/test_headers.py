@@ -80,9 +80,7 @@ def test_index_must_stay_in_the_folder(tmp_path, name):
 def test_missing_shard_is_named(tmp_path):
     index = {"weight_map": {"t": "model-00002.safetensors"}}
     (tmp_path / INDEX_FILE).write_text(json.dumps(index))
-    with pytest.raises(
-        CheckpointError, match=r"model-00002\.safetensors, which is mis"
-    ):
+    with pytest.raises(CheckpointError, match=r"model-00002\.safetensors, which"):
         read_folder(tmp_path)
 
 
