@@ -34,7 +34,7 @@ endef
 # pip itself comes first, since the one that Python brings may be years old.
 .venv/.ready: pyproject.toml requirements/test.txt
 	@$(preflight); \
-	 echo "making .venv with $$python (some minutes)"; \
+	 echo "preparing .venv with $$python (some minutes the first time)"; \
 	 test -x $(BIN)/pip || "$$python" -m venv .venv
 	@mkdir -p build
 	@$(BIN)/python -c 'import tomllib; \

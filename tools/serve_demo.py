@@ -80,7 +80,7 @@ def model_problem(model: Path) -> str | None:
     """Why a folder is no model to serve, or None."""
     if (model / "config.json").is_file():
         return None
-    return f"{model}: has no config.json, so it is no model; give one by --model"
+    return f"{model}: has no config.json, so it is no model; MODEL=folder make serve"
 
 
 def answers(port: int) -> bool:

@@ -17,6 +17,7 @@ CPP = "".join(f"// {line}\n" for line in HEADER)
         ("a.py", "#!/usr/bin/env python3\n" + PYTHON + "x = 1\n"),
         ("Makefile", PYTHON),
         ("a.cuh", CPP + "#pragma once\n"),
+        ("__init__.py", ""),
     ],
 )
 def test_header_is_accepted(tmp_path, name, text):
@@ -28,7 +29,7 @@ def test_header_is_accepted(tmp_path, name, text):
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("a.py", ""),
+        ("a.py", "x = 1\n"),
         ("a.py", "\n" + PYTHON),
         ("a.py", PYTHON.splitlines()[0]),
         ("a.py", PYTHON.replace("Apache", "MIT")),

@@ -16,9 +16,14 @@ _COMMENT = {".cpp": "//", ".h": "//", ".cu": "//", ".cuh": "//"}
 
 
 def header_problem(path: Path) -> str | None:
-    """Which line of the header a file lacks, or None. A `#!` line may come first."""
+    """Which line of the header a file lacks, or None.
+
+    A `#!` line may come first. An empty file has nothing to license.
+    """
     lines = path.read_text().splitlines()
-    if lines and lines[0].startswith("#!"):
+    if not lines:
+        return None
+    if lines[0].startswith("#!"):
         del lines[0]
     comment = _COMMENT.get(path.suffix, "#")
     for number, text in enumerate(HEADER):
