@@ -30,8 +30,12 @@ ENTRY_POINTS = "[console_scripts]\nvllm = vllm.entrypoints.cli.main:main\n"
 
 
 @pytest.fixture(autouse=True)
-def own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test reads or fills the user's cache, except those that ask for it."""
+def own_environment(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No test reads or fills the user's cache, but those that build real wheels."""
+    if request.node.get_closest_marker("slow"):
+        return
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("VLLM_UPSTREAM_WHEEL", raising=False)
     monkeypatch.delenv("VLLM_TARGET_DEVICE", raising=False)

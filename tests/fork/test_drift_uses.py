@@ -26,6 +26,10 @@ class Other:
     def __init__(self): ...
     def run(self) -> "Layer": ...
 
+class Kind(Enum):
+    FIRST = "a"
+    def layer(self) -> Layer: ...
+
 def helper(a, b=1): return a
 def _private(): ...
 TABLE = {}
@@ -120,6 +124,21 @@ def f({parameter}):
         "Layer": {"call"},
         "Base._hidden": {"call"},
         "Layer.width": {"call"},
+    }
+
+
+def test_a_member_of_an_enum_has_its_methods(uses_in):
+    text = """
+from vllm.m.layers import Kind
+def f():
+    first, other = Kind.FIRST, 1
+    return first.layer().size
+"""
+    assert uses_in(text) == {
+        "Kind": {"call"},
+        "Kind.FIRST": {"call"},
+        "Kind.layer": {"call"},
+        "Layer.size": {"call"},
     }
 
 
@@ -227,6 +246,10 @@ g = [Other.run for Other in ()]
         ("import vllm.m.missing", r":1: upstream has no module vllm\.m\.missing"),
         ("\ndef f(x):\n    return x._hidden", r":3: cannot tell whose _hidden is used"),
         ("\ndef f(x):\n    x._hidden = 1", r":3: cannot tell whose _hidden is used"),
+        (
+            "from vllm.m.layers import Other\ndef f(x: Other):\n    return x._none",
+            r":3: cannot tell whose _none is used",
+        ),
     ],
 )
 def test_what_cannot_be_resolved_is_refused_by_place(uses_in, text, message):

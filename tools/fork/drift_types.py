@@ -118,6 +118,9 @@ class Types:
             self._asked.pop()
 
     def _declared_class(self, value: Ref) -> Ref | None:
+        owner = Ref(value.module, value.name.rpartition(".")[0])
+        if owner.name and self._is_enum(owner):
+            return replace(owner, instance=True)
         for node in self._sources.definition(value):
             if isinstance(node, ast.AnnAssign):
                 return self.annotation(value.module, node.annotation)
@@ -156,6 +159,13 @@ class Types:
                 if name == "self":
                     return replace(owner, instance=True)
         return self._sources.lookup(target.module, name)
+
+    def _is_enum(self, held: Ref) -> bool:
+        return any(
+            ast.unparse(base).endswith("Enum")
+            for node in self._sources.definition(held)
+            for base in (node.bases if isinstance(node, ast.ClassDef) else [])
+        )
 
     def _has_foreign_base(self, held: Ref) -> bool:
         """Whether a class inherits from a class that is not vLLM's."""

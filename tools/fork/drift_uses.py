@@ -219,10 +219,14 @@ class _Visitor(ast.NodeVisitor):
     def visit_Assign(self, node: ast.Assign) -> None:
         self.visit(node.value)
         for target in node.targets:
-            if isinstance(target, ast.Name):
-                self._bind(target.id, self._infer(node.value))
-            else:
-                self.visit(target)
+            pairs = [(target, node.value)]
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                pairs = list(zip(target.elts, node.value.elts))
+            for part, value in pairs:
+                if isinstance(part, ast.Name):
+                    self._bind(part.id, self._infer(value))
+                else:
+                    self.visit(part)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         self.visit(node.annotation)
