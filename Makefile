@@ -53,9 +53,12 @@ build/composed-of.txt: FORCE
 	 } > $@.new
 	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 
+# pip composes by itself; composing first says what was laid over upstream, and what is
+# refused in one line.
 .venv/.built: .venv/.ready build/composed-of.txt setup.py CMakeLists.txt UPSTREAM.toml \
   $(shell find csrc tools/fork -name __pycache__ -prune -o -type f ! -name 'drift*' -print)
-	@echo "building the fork and fetching what it requires"
+	@$(BIN)/python -m tools.fork.compose --link --out build/composed-$(VLLM_TARGET_DEVICE)
+	@echo "building the ops, and fetching what the fork requires"
 	@$(BIN)/pip install -qq --no-build-isolation -e .
 	@touch $@
 
