@@ -2,6 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
 """The drift report, the table in UPSTREAM.toml, and whether that table is current."""
 
+import os
 import subprocess
 import sys
 import tomllib
@@ -158,9 +159,10 @@ def test_a_broken_table_is_refused_in_one_line(tmp_path, text):
         read_table(pins_file)
 
 
-def run_drift(*arguments):
+def run_drift(*arguments, **variables):
     return subprocess.run(
         [sys.executable, "-m", "tools.fork.drift", *arguments],
+        env={**os.environ, **variables},
         cwd=REPO_ROOT,
         capture_output=True,
         text=True,
@@ -189,6 +191,14 @@ def test_the_command_says_what_is_wrong_with_a_wheel(tmp_path, text, message):
     assert result.stderr.splitlines()[-1].startswith("error: ")
     assert message in result.stderr.splitlines()[-1]
     assert "Traceback" not in result.stderr
+
+
+def test_the_command_says_when_there_is_no_such_release():
+    result = run_drift("--against", "0.0.1", PIP_NO_INDEX="1", PIP_FIND_LINKS="")
+    assert result.returncode == 2
+    message = result.stderr.splitlines()[-1]
+    assert message.startswith("error: cannot fetch vllm==0.0.1 (ERROR: No matching")
+    assert message.endswith("or give the path of a wheel")
 
 
 @pytest.fixture(scope="module")

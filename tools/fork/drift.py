@@ -156,7 +156,8 @@ def _obtain(version_or_wheel: str, scratch: Path) -> Path:
     wheel = Path(version_or_wheel)
     if not version_or_wheel.endswith(".whl"):
         pin = "" if version_or_wheel == "latest" else f"=={version_or_wheel}"
-        wheel = download(f"{PROJECT}{pin}", select_machine(), scratch)
+        otherwise = "give the path of a wheel"
+        wheel = download(f"{PROJECT}{pin}", select_machine(), scratch, otherwise)
     elif not wheel.is_file():
         raise ForkError(f"--against {version_or_wheel}: no such file")
     print(f"{wheel.name}: sha256 {sha256_of(wheel)}", file=sys.stderr)

@@ -4,6 +4,7 @@
 
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -56,13 +57,14 @@ def obtain_wheel(pin: WheelPin, version: str) -> Path:
     return cached[0]
 
 
-def download(requirement: str, machine: str, folder: Path) -> Path:
+def download(requirement: str, machine: str, folder: Path, otherwise: str) -> Path:
     """Has pip fetch one wheel into a folder, without what it requires.
 
     Args:
         requirement: Such as "vllm==0.32.0".
         machine: The architecture that the wheel is for.
         folder: Where to put it; empty.
+        otherwise: What a user can do who has no index, for the message.
 
     Raises:
         ForkError: pip cannot; the message repeats its reason.
@@ -79,21 +81,25 @@ def download(requirement: str, machine: str, folder: Path) -> Path:
     wheels = list(folder.glob("*.whl"))
     if result.returncode or not wheels:
         said = [line for line in result.stderr.splitlines() if line.strip()]
-        errors = [line for line in said if line.startswith("ERROR")]
+        # A crash of pip, as on a full disk, is headed "ERROR: Exception:" and ends in
+        # the exception's own line.
+        errors = [line for line in said if re.match(r"ERROR: (?!Exception:)", line)]
         reason = (errors or said or ["pip said nothing"])[-1]
         raise ForkError(
             f"cannot fetch {requirement} ({reason}); connect to a package index, "
-            f"or set {WHEEL_VARIABLE} to a local copy of the wheel"
+            f"or {otherwise}"
         )
     return wheels[0]
 
 
 def _fetch(pin: WheelPin, version: str, folder: Path) -> Path:
     """Downloads beside the cache and renames, so that the cache is never half full."""
+    requirement = f"{pin.name}=={version}"
+    otherwise = f"set {WHEEL_VARIABLE} to a local copy of the wheel"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            wheel = download(f"{pin.name}=={version}", pin.machine, Path(scratch))
+            wheel = download(requirement, pin.machine, Path(scratch), otherwise)
             _check(wheel, pin)
             return wheel.rename(folder / wheel.name)
     except OSError as error:
