@@ -117,8 +117,7 @@ def test_offline_without_a_cache_is_said_in_one_line(
     [
         ("ERROR: first\nERROR: last\nhint: look\n", "ERROR: last"),
         (
-            "ERROR: Exception:\nTraceback (most recent call last):\n  x\n"
-            "OSError: [Errno 28] No space left on device\n\n",
+            "ERROR: Exception:\nTraceback:\nOSError: [Errno 28] No space left on device",
             "OSError: [Errno 28] No space left on device",
         ),
         ("", "pip said nothing"),
