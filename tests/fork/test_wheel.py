@@ -117,7 +117,7 @@ def test_offline_without_a_cache_is_said_in_one_line(
     [
         ("ERROR: first\nERROR: last\nhint: look\n", "ERROR: last"),
         (
-            "ERROR: Exception:\nTraceback:\nOSError: [Errno 28] No space left on device",
+            "ERROR: Exception:\nstack\nOSError: [Errno 28] No space left on device",
             "OSError: [Errno 28] No space left on device",
         ),
         ("", "pip said nothing"),
