@@ -215,6 +215,23 @@ class Layer(Mixin, upstream.Layer):
     assert found["Base._hidden"] == {"call"}
 
 
+def test_a_mixin_of_a_mixin_is_read_as_well(uses_extending):
+    found = uses_extending("""
+class First:
+    def load(self):
+        return super().load()
+
+class Second(First):
+    def __init__(self, config):
+        super(First, self).__init__(config)
+
+class Layer(Second, upstream.Layer):
+    pass
+""")
+    assert found["Layer.load"] == {"call", "extend", "subclass"}
+    assert found["Layer.__init__"] == {"call", "extend", "subclass"}
+
+
 def test_classes_inside_functions_count(uses_in):
     found = uses_in("""
 from vllm.m.layers import Layer

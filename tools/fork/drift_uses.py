@@ -62,11 +62,13 @@ def find_uses(sources: Sources) -> dict[Key, Use]:
         assert module
         _Visitor(sources, module, findings).run()
     for mixin, later_bases in findings.mixins:
-        module = sources.module(mixin.module)
-        assert module
-        sources.mixed_before = {mixin: later_bases}
-        for node in sources.definition(mixin):
-            _Visitor(sources, module, findings).visit(node)
+        family = _family(mixin, sources)
+        sources.mixed_before = dict.fromkeys(family, later_bases)
+        for member in family:
+            module = sources.module(member.module)
+            assert module
+            for node in sources.definition(member):
+                _Visitor(sources, module, findings).visit(node)
     sources.mixed_before = {}
     for place, error in findings.unknown.items():
         if place not in findings.known:
@@ -75,6 +77,13 @@ def find_uses(sources: Sources) -> dict[Key, Use]:
         key: Use(tuple(sorted(kinds)), fingerprint(sources.definition(ref)))
         for key, (ref, kinds) in sorted(findings.used.items())
     }
+
+
+def _family(mixin: Ref, sources: Sources) -> list[Ref]:
+    """A class of the fork, and those of the fork that it derives from."""
+    ours = [base for base in sources.bases(mixin) if base.module in sources.fork]
+    inherited = [member for base in ours for member in _family(base, sources)]
+    return list(dict.fromkeys([mixin, *inherited]))
 
 
 class _Findings:
