@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
+"""The CPU worker, also where several ranks share a NUMA node's memory.
+
+See docs/upstream/cpu-ranks-share-a-node.md.
+"""
+
+# First, as it replaces functions of torch that other imports bind.
+from vllm.v1.worker import cpu_worker_upstream as upstream  # isort: skip
+
+import math
+
+from vllm.config import VllmConfig
+from vllm.fork import extend
+from vllm.utils.cpu_resource_utils import get_visible_memory_node
+
+
+class CPUWorker(upstream.CPUWorker):
+    """Upstream's, which takes its share of the memory that a node may give."""
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        local_rank: int,
+        rank: int,
+        distributed_init_method: str,
+        is_driver_worker: bool = False,
+    ):
+        super().__init__(
+            vllm_config,
+            local_rank,
+            rank,
+            distributed_init_method,
+            is_driver_worker=is_driver_worker,
+        )
+        # `gpu_memory_utilization` is a fraction of the node's memory, so it bounds
+        # the ranks of that node together.
+        ranks = vllm_config.parallel_config.local_world_size
+        ranks_of_node = math.ceil(ranks / len(get_visible_memory_node()))
+        self.requested_cpu_memory //= ranks_of_node
+
+
+extend(__name__, upstream)
