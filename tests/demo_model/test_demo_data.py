@@ -10,7 +10,8 @@ from transformers import AutoTokenizer
 
 from tools.demo_model import corpus, export
 from tools.demo_model.data import Data
-from tools.demo_model.tokenizer import EOS_ID, PAD_ID, TOKENIZER_FILE, VOCAB_SIZE
+from tools.demo_model.files import CORPUS_FILE, TOKENIZER_FILE, made
+from tools.demo_model.tokenizer import EOS_ID, PAD_ID, VOCAB_SIZE
 
 PRINTED = """\
 Ge1:1 In the beginning God created the heaven and the earth.
@@ -79,7 +80,7 @@ def data(tokenizer, tmp_path) -> Data:
         for chapter in range(60)
     ]
     text = "\n\n".join("\n".join(chapter) for chapter in chapters) + "\n"
-    (tmp_path / corpus.CORPUS_FILE).write_text(text)
+    (tmp_path / CORPUS_FILE).write_text(text)
     tokenizer.save(str(tmp_path / TOKENIZER_FILE))
     return Data(tmp_path)
 
@@ -115,3 +116,12 @@ def test_no_window_holds_held_out_text(data):
 def test_held_out_chapters_are_counted_in_bytes(data):
     texts = [data.tokenizer.decode(chapter.tolist()) for chapter in data.heldout]
     assert data.heldout_bytes == sum(len(text.encode()) for text in texts)
+
+
+def test_a_missing_file_names_the_step_that_makes_it(tmp_path):
+    with pytest.raises(
+        FileNotFoundError, match=r"tokenizer.json: not there; first run: .*tokenizer"
+    ):
+        Data(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"pruned.pt: .*demo_model.prune "):
+        made(tmp_path, "pruned.pt")

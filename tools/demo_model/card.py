@@ -18,6 +18,7 @@ from tools.demo_model import corpus, export
 from tools.demo_model.data import Data
 from tools.demo_model.evaluate import complete, heldout_sums, summary
 from tools.demo_model.export import WIDTHS_FIELD
+from tools.demo_model.files import CORPUS_FILE, made
 from tools.demo_model.model import DemoModel
 from tools.demo_model.plot import loss_curves
 from tools.demo_model.train import RECIPES, WORKERS
@@ -44,7 +45,7 @@ ABOUT = {
 
 CARD = """\
 ---
-license: cc0-1.0
+license: apache-2.0
 language: en
 library_name: vllm
 tags: [glm_moe_dsa, demo]
@@ -83,8 +84,8 @@ continues the last one.
 The King James Bible from Debian's package `bible-kjv-text` 4.38: {train_bytes:,}
 bytes to train on, {heldout_bytes:,} bytes ({heldout_chapters} whole chapters from
 all over the book) held out. The text dates from 1611 and is in the public domain;
-in the United Kingdom its printing is under Crown letters patent. The weights are
-given to the public domain as well (CC0 1.0). The code that made them is Apache-2.0.
+in the United Kingdom its printing is under Crown letters patent. The weights and
+the code that made them are under Apache-2.0, as the repository.
 
 ## Training
 
@@ -145,7 +146,7 @@ def kept_table(work_dir: Path, state: str) -> str:
     """What pruning kept, for the pruned model."""
     if state != "finetune":
         return ""
-    report = json.loads((work_dir / "pruned.json").read_text())
+    report = json.loads(made(work_dir, "pruned.json").read_text())
     rows = ["", "Experts of the equal model that were kept:", ""]
     rows += ["| layer | kept | saliency of all 8 |", "|---|---|---|"]
     for name, layer in report.items():
@@ -165,11 +166,11 @@ def round_to_stored(model: DemoModel) -> None:
 def card(state: str, out: Path, work_dir: Path, vllm_acceptance: str) -> str:
     """The text of the card."""
     data = Data(work_dir)
-    model = export.load_state(work_dir / f"{state}.pt")
+    model = export.load_state(work_dir, state)
     round_to_stored(model)
     config = export.hf_config(model.config)
     runs = ["pretrain"] if state == "pretrain" else ["pretrain", "finetune"]
-    train, heldout = corpus.split(corpus.read_chapters(work_dir / corpus.CORPUS_FILE))
+    train, heldout = corpus.split(corpus.read_chapters(made(work_dir, CORPUS_FILE)))
     samples = []
     for prompt in PROMPTS:
         text = complete(model, data.tokenizer, prompt, SAMPLE_TOKENS)

@@ -9,15 +9,20 @@ verse a line, references removed, with an empty line between chapters.
 """
 
 import argparse
+import hashlib
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
-CORPUS_FILE = "kjv.txt"
+from tools.demo_model.files import CORPUS_FILE
 
 # Debian's bible-kjv-text holds the compressed text, bible-kjv the program
 # that expands it.
 PACKAGES = ("bible-kjv-text", "bible-kjv")
+
+# The text that the committed checkpoints were trained on (packages 4.38).
+CORPUS_SHA256 = "6b40e3f13a6cf83937165995b4868d7eb1f429d0c96ddb8574bea5544101a914"
 
 # Chapters `HELDOUT_FIRST`, `HELDOUT_FIRST + HELDOUT_EVERY`, ... are never
 # trained on: 33 of 1,189 chapters, about 3% of the text, from all over the book.
@@ -40,8 +45,14 @@ def fetch(work_dir: Path) -> Path:
         The path of the text.
 
     Raises:
-        RuntimeError: If the program printed a line that is no verse.
+        RuntimeError: If this is no Debian, or if the program printed a line that
+            is no verse, or another text than `CORPUS_SHA256` says.
     """
+    for tool in ("apt-get", "dpkg-deb"):
+        if shutil.which(tool) is None:
+            raise RuntimeError(
+                f"{tool}: not found; the text comes from Debian's {PACKAGES[0]}"
+            )
     work_dir.mkdir(parents=True, exist_ok=True)
     corpus = work_dir / CORPUS_FILE
     subprocess.run(["apt-get", "download", *PACKAGES], cwd=work_dir, check=True)
@@ -56,7 +67,14 @@ def fetch(work_dir: Path) -> Path:
         capture_output=True,
         text=True,
     ).stdout
-    corpus.write_text(plain_text(printed), encoding="utf-8")
+    text = plain_text(printed).encode()
+    digest = hashlib.sha256(text).hexdigest()
+    if digest != CORPUS_SHA256:
+        raise RuntimeError(
+            f"{corpus.name}: sha256 is {digest}, not {CORPUS_SHA256}: this Debian's "
+            f"{PACKAGES[0]} holds another text; take version 4.38"
+        )
+    corpus.write_bytes(text)
     return corpus
 
 

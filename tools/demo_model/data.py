@@ -10,7 +10,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from tools.demo_model import corpus
-from tools.demo_model.tokenizer import EOS_ID, TOKENIZER_FILE
+from tools.demo_model.files import CORPUS_FILE, TOKENIZER_FILE, made
+from tools.demo_model.tokenizer import EOS_ID
 
 
 class Data:
@@ -26,10 +27,8 @@ class Data:
     """
 
     def __init__(self, work_dir: Path):
-        self.tokenizer = Tokenizer.from_file(str(work_dir / TOKENIZER_FILE))
-        train, heldout = corpus.split(
-            corpus.read_chapters(work_dir / corpus.CORPUS_FILE)
-        )
+        self.tokenizer = Tokenizer.from_file(str(made(work_dir, TOKENIZER_FILE)))
+        train, heldout = corpus.split(corpus.read_chapters(made(work_dir, CORPUS_FILE)))
         self.heldout = []
         self.heldout_bytes = 0
         for chapter in heldout:

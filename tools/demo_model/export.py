@@ -17,14 +17,9 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from tools.demo_model.config import ModelConfig
+from tools.demo_model.files import TOKENIZER_FILE, made
 from tools.demo_model.model import DemoModel
-from tools.demo_model.tokenizer import (
-    EOS_ID,
-    EOS_TOKEN,
-    PAD_ID,
-    PAD_TOKEN,
-    TOKENIZER_FILE,
-)
+from tools.demo_model.tokenizer import EOS_ID, EOS_TOKEN, PAD_ID, PAD_TOKEN
 
 WEIGHTS_FILE = "model.safetensors"
 WIDTHS_FIELD = "n_routed_experts_per_layer"
@@ -170,9 +165,9 @@ def write(model: DemoModel, tokenizer: Tokenizer, out: Path) -> None:
         (out / name).write_text(json.dumps(content, indent=2) + "\n")
 
 
-def load_state(state_file: Path) -> DemoModel:
+def load_state(work_dir: Path, name: str) -> DemoModel:
     """The model of a state that `train` or `prune` wrote, in float32."""
-    state = torch.load(state_file)
+    state = torch.load(made(work_dir, f"{name}.pt"))
     model = DemoModel(ModelConfig().with_widths(state["widths"]))
     model.load_state_dict(state["model"])
     return model.eval()
@@ -185,8 +180,8 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--work-dir", type=Path, required=True)
     args = parser.parse_args()
-    tokenizer = Tokenizer.from_file(str(args.work_dir / TOKENIZER_FILE))
-    write(load_state(args.work_dir / f"{args.state}.pt"), tokenizer, args.out)
+    tokenizer = Tokenizer.from_file(str(made(args.work_dir, TOKENIZER_FILE)))
+    write(load_state(args.work_dir, args.state), tokenizer, args.out)
 
 
 if __name__ == "__main__":

@@ -108,7 +108,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--work-dir", type=Path, required=True)
     work_dir = parser.parse_args().work_dir
-    model = load_state(work_dir / "pretrain.pt")
+    model = load_state(work_dir, "pretrain")
     saliencies = calibrate(model, Data(work_dir))
     moe_widths = [width for width in WIDTHS if width]
     kept = {

@@ -11,8 +11,8 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tools.demo_model import corpus
+from tools.demo_model.files import CORPUS_FILE, TOKENIZER_FILE, made
 
-TOKENIZER_FILE = "tokenizer.json"
 VOCAB_SIZE = 1024
 EOS_TOKEN = "<|endoftext|>"
 PAD_TOKEN = "<|pad|>"
@@ -47,7 +47,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--work-dir", type=Path, required=True)
     work_dir = parser.parse_args().work_dir
-    chapters, _ = corpus.split(corpus.read_chapters(work_dir / corpus.CORPUS_FILE))
+    chapters, _ = corpus.split(corpus.read_chapters(made(work_dir, CORPUS_FILE)))
     texts = [corpus.running_text(chapter) for chapter in chapters]
     tokenizer = train(texts)
     tokenizer.save(str(work_dir / TOKENIZER_FILE))

@@ -26,6 +26,7 @@ from torch import Tensor
 from tools.demo_model.config import ModelConfig
 from tools.demo_model.data import Data
 from tools.demo_model.evaluate import heldout_sums, summary
+from tools.demo_model.files import made
 from tools.demo_model.model import DemoModel
 
 WORKERS = 2
@@ -140,7 +141,7 @@ class Trainer:
         if self.state_file.exists():
             state = resumed = torch.load(self.state_file)
         elif recipe.source:
-            state = torch.load(work_dir / f"{recipe.source}.pt")
+            state = torch.load(made(work_dir, f"{recipe.source}.pt"))
         widths = state["widths"] if state else ModelConfig().widths
         self.model = DemoModel(ModelConfig().with_widths(widths))
         if state:
