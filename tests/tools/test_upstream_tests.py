@@ -47,8 +47,7 @@ def test_forks():
     if child == 0:
         os._exit(0)
     os.waitpid(child, 0)
-@pytest.mark.asyncio
-async def test_async(): pass
+def test_extras(from_extras): assert from_extras == 1
 def test_environment():
     assert os.environ["HF_HUB_OFFLINE"] == "1"
     assert "VLLM_FROM_THE_CALLER" not in os.environ
@@ -68,18 +67,32 @@ def test_left_out(): assert False
 }
 
 
+# Stands for the real plugin, which is among the extras and not in this environment.
+TOY_PLUGIN = """
+import pytest
+
+@pytest.fixture
+def from_extras(): return 1
+"""
+
+
+def toy_interpreter(root: Path, files: dict[str, str]) -> Interpreter:
+    """This interpreter, in a folder of toy tests beside a toy vLLM."""
+    files = files | {
+        "vllm/__init__.py": '__version__ = "1.2.3"\n',
+        "extras/pytest_asyncio/__init__.py": "",
+        "extras/pytest_asyncio/plugin.py": TOY_PLUGIN,
+    }
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return Interpreter(Path(sys.executable), root / "extras", root, root / "work")
+
+
 @pytest.fixture(scope="module")
 def toy_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """All toy tests, run in this interpreter beside a toy vLLM."""
-    root = tmp_path_factory.mktemp("toy")
-    (root / "vllm").mkdir()
-    (root / "vllm" / "__init__.py").write_text('__version__ = "1.2.3"\n')
-    (root / "extras").mkdir()
-    for name, text in TOY_TESTS.items():
-        (root / name).write_text(text)
-    interpreter = Interpreter(
-        Path(sys.executable), root / "extras", root, root / "work"
-    )
+    """What all toy tests give."""
+    interpreter = toy_interpreter(tmp_path_factory.mktemp("toy"), TOY_TESTS)
     run = Run()
     arguments = [*TOY_TESTS, "--deselect=test_dies.py::test_left_out"]
     with pytest.MonkeyPatch.context() as patch:
@@ -99,7 +112,7 @@ def toy_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         ("test_plain.py::test_teardown", "error", "teardown"),
         ("test_plain.py::test_setup", "error", "set-up"),
         ("test_plain.py::test_forks", "passed", ""),
-        ("test_plain.py::test_async", "passed", ""),
+        ("test_plain.py::test_extras", "passed", ""),
         ("test_plain.py::test_environment", "passed", ""),
         ("test_bad_import.py", "error", "no_such_package"),
         ("test_dies_at_import.py", "crashed", "toy.log"),
@@ -119,10 +132,7 @@ def test_runner_records_each_outcome(
 
 
 def test_runner_stops_when_its_only_file_dies(tmp_path: Path) -> None:
-    (tmp_path / "vllm.py").write_text('__version__ = "1.2.3"\n__path__ = ["here"]\n')
-    (tmp_path / "test_dies_at_import.py").write_text("import os\nos._exit(3)\n")
-    (tmp_path / "test_not_asked_for.py").write_text("def test_passes(): pass\n")
-    interpreter = Interpreter(Path(sys.executable), tmp_path, tmp_path, tmp_path / "w")
+    interpreter = toy_interpreter(tmp_path, TOY_TESTS)
     results = run_group(interpreter, "toy", ["test_dies_at_import.py"], 4.0, Run())
     assert {name: r.outcome for name, r in results.items()} == {
         "test_dies_at_import.py": "crashed"
@@ -299,6 +309,7 @@ def test_unpack_writes_tests_alone(tmp_path: Path) -> None:
             "vllm-0.0.1/tests/sub/data.txt": "there",
             "vllm-0.0.1/vllm/__init__.py": "",
             "vllm-0.0.1/pyproject.toml": "settings",
+            "vllm-0.0.1/examples/pyproject.toml": "",
             "vllm-0.0.1/setup.py": "",
         },
         **{"vllm-0.0.1/tests/link": "/etc/passwd"},

@@ -12,6 +12,7 @@ comparison couldn't be made.
 
 import argparse
 import shutil
+import signal
 import sys
 import time
 from collections import Counter
@@ -54,7 +55,7 @@ def run_all(
         counts = Counter(result.outcome for result in results.values())
         said = ", ".join(f"{count} {word}" for word, count in counts.most_common())
         print(f"{name} {group.name}: {said} in {seconds:.0f} s", flush=True)
-    run.save(interpreter.work_dir / "results.json")
+        run.save(interpreter.work_dir / "results.json")
     return run
 
 
@@ -140,6 +141,8 @@ def main() -> int:
         help="run this group only; may be given again",
     )
     args = parser.parse_args()
+    # So that the process under test ends with this one.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         return compare(args, load_pins())
     except ForkError as error:

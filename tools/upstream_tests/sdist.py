@@ -109,7 +109,7 @@ def unpack_tests(sdist: Path, target: Path) -> None:
         for member in archive:
             path = PurePosixPath(member.name)
             inner = PurePosixPath(*path.parts[1:])
-            wanted = inner.parts[:1] == ("tests",) or inner.name == "pyproject.toml"
+            wanted = inner.parts[:1] == ("tests",) or str(inner) == "pyproject.toml"
             if not member.isfile() or not wanted:
                 continue
             if path.is_absolute() or ".." in path.parts:
