@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
+"""What the CPU serves beyond upstream: short sparse attention, and MLA in any dtype.
+
+See docs/upstream/cpu-dsa-as-dense.md and docs/upstream/cpu-mla-dtypes.md.
+"""
+
+from typing import TYPE_CHECKING
+
+from vllm.fork import extend
+from vllm.platforms import cpu_upstream as upstream
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+class CpuPlatform(upstream.CpuPlatform):
+    """Upstream's CPU platform, with the attention that its kernels can do."""
+
+    @classmethod
+    def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:
+        """Chooses the attention of the model and its draft, then does as upstream."""
+        # Imported late: the platform is resolved before most of vLLM can be.
+        from vllm.model_executor.models.dense_dsa import attend_densely
+
+        target, speculative = vllm_config.model_config, vllm_config.speculative_config
+        if target is not None:
+            attend_densely(target, "CPU")
+        if speculative is not None and (draft := speculative.draft_model_config):
+            draft.max_model_len = min(draft.max_model_len, target.max_model_len)
+            attend_densely(draft, "CPU")
+        _choose_mla_backend(vllm_config)
+        super().check_and_update_config(vllm_config)
+
+
+def _choose_mla_backend(vllm_config: "VllmConfig") -> None:
+    """Chooses CPU_MLA where AMX_MLA, which upstream prefers, has not the dtype.
+
+    Raises:
+        ValueError: AMX_MLA was asked for by name.
+    """
+    model_config, attention = vllm_config.model_config, vllm_config.attention_config
+    if model_config is None or not model_config.use_mla:
+        return
+    amx = AttentionBackendEnum.AMX_MLA
+    if model_config.dtype in amx.get_class().supported_dtypes:
+        return
+    if attention.backend == amx:
+        raise ValueError(
+            f"Attention backend AMX_MLA computes in bfloat16, and the dtype is "
+            f"{model_config.dtype}. Leave the backend out, or set --dtype bfloat16."
+        )
+    attention.backend = AttentionBackendEnum.CPU_MLA
+
+
+extend(__name__, upstream)
