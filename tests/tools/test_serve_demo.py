@@ -145,8 +145,8 @@ def test_environment_of_the_caller_comes_first(model, port, monkeypatch):
 
 def test_server_drafts_with_the_mtp_layer():
     command = serve_demo.server_command(Path("folder"), 8123)
-    assert command[1:3] == ["-m", "vllm.entrypoints.openai.api_server"]
-    options = dict(zip(command[3::2], command[4::2], strict=True))
+    options = dict(zip(command[1::2], command[2::2], strict=True))
+    assert options["-m"] == "vllm.entrypoints.openai.api_server"
     assert options["--model"] == "folder"
     assert (options["--host"], options["--port"]) == ("127.0.0.1", "8123")
     assert json.loads(options["--speculative-config"])["method"] == "mtp"
