@@ -81,7 +81,7 @@ def run(*cases: Case, environment: dict[str, str] | None = None) -> list[Result]
     )
     lines = [line for line in process.stdout.splitlines() if line.startswith("RESULT ")]
     if process.returncode or len(lines) != len(cases):
-        tail = process.stderr[-60000:]
+        tail = process.stderr[-6000:]
         raise RuntimeError(f"exit code {process.returncode}, {len(lines)} done\n{tail}")
     return [_result(json.loads(line.removeprefix("RESULT "))) for line in lines]
 

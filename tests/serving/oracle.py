@@ -42,7 +42,9 @@ def widen(path: Path, out: Path) -> Path:
     tensors: dict[str, torch.Tensor] = {}
     for file in path.glob("*.safetensors"):
         tensors |= load_file(file)
-    for name, gate in [item for item in tensors.items() if "mlp.gate.weight" in item[0]]:
+    for name, gate in [
+        item for item in tensors.items() if "mlp.gate.weight" in item[0]
+    ]:
         layer = name.removesuffix("gate.weight")
         width = len(gate)
         added = torch.zeros(widest - width, gate.shape[1], dtype=gate.dtype)
