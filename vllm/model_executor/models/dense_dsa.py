@@ -49,12 +49,11 @@ def attend_densely(model_config: ModelConfig, platform: str) -> None:
         raise ValueError(
             f"{config.architectures[0]} on the {platform}: max_model_len "
             f"{model_config.max_model_len} is longer than index_topk {top_k}. Sparse "
-            f"attention is not available there, and dense attention is the same only "
+            "attention is not available there, and dense attention is the same only "
             f"up to index_topk tokens. Set --max-model-len {top_k} or less."
         )
-    if model_config.hf_text_config is config:
-        model_config.hf_text_config = _dense_form(config)
-        model_config.hf_config = model_config.hf_text_config
+    # Models of text alone, so the text's config is the model's.
+    model_config.hf_config = model_config.hf_text_config = _dense_form(config)
 
 
 def drop_unbuilt_indexers(
