@@ -22,7 +22,7 @@ _GPU = (
 _CAUSES = (
     (r"No module named '(torchvision|torchaudio|torchcodec)", "needs \\1"),
     (r"No module named '([\w.]+)'", "needs the package \\1"),
-    (r"(?i)huggingface|hub|connect|resolve|snapshot", "needs a model hub"),
+    (r"(?i)hugging ?face|hub|connect|resolve|snapshot", "needs a model hub"),
     (_GPU, "needs a GPU"),
     (r"[Tt]riton", "needs Triton"),
     (r"transformers", "needs another release of transformers"),

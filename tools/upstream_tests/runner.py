@@ -34,7 +34,7 @@ class Result:
     Attributes:
         outcome: pytest's word (``passed``, ``failed``, ``error``, ``skipped``,
             ``xfailed``, ``xpassed``), or ``crashed``, ``timed out``, ``not run``.
-        reason: First line of why it didn't pass; may be empty.
+        reason: Why it didn't pass, on one line; may be empty.
         seconds: Run time; 0 where it never ended.
     """
 
@@ -183,7 +183,14 @@ def _run_process(
             "UPSTREAM_RECORDER_DONE": str(done_file),
         }
         command = [str(interpreter.python), "-m", "pytest", "-p", "upstream_recorder"]
-        command += ["-p", "pytest_asyncio.plugin", "-p", "no:cacheprovider", "-q"]
+        command += [
+            "-p",
+            "pytest_asyncio.plugin",
+            "-p",
+            "no:cacheprovider",
+            "-q",
+            "--tb=short",
+        ]
         command += ["--continue-on-collection-errors", *arguments]
         with log.open("ab") as output:
             process = subprocess.Popen(

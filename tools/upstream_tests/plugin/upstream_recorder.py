@@ -101,7 +101,7 @@ class Recorder:
 
 
 def _reason(longrepr: Any) -> str:
-    """The first line of why a test didn't pass; empty for one that did."""
+    """Why a test didn't pass, on one line; empty for one that did."""
     if not longrepr:
         return ""
     if isinstance(longrepr, tuple):  # a skip: (path, line, reason)
@@ -110,8 +110,7 @@ def _reason(longrepr: Any) -> str:
         crash = getattr(longrepr, "reprcrash", None)
         # A collection error has no crash entry; its last line names the exception.
         text = crash.message if crash else str(longrepr).strip().splitlines()[-1]
-    lines = text.strip().splitlines()
-    return lines[0][:300] if lines else ""
+    return " ".join(text.split())[:300]
 
 
 def pytest_configure(config: pytest.Config) -> None:
