@@ -84,7 +84,7 @@ class Recipe:
 
 
 RECIPES = {
-    "pretrain": Recipe(source=None, steps=3600, decay=900, peak_lr=1.2e-3, warmup=100),
+    "pretrain": Recipe(source=None, steps=2000, decay=450, peak_lr=1.2e-3, warmup=100),
     "finetune": Recipe(
         source="pruned", steps=300, decay=280, peak_lr=3e-4, warmup=20, seed=1612
     ),
