@@ -172,8 +172,8 @@ def resolve_widths(
             if binding and says is not None and says != held:
                 raise CheckpointError(
                     f"config.json: {field or 'the expert count'} gives layer {layer} "
-                    f"{says} routed experts, but {gate.name} in {gate.file} has "
-                    f"{held} rows; {_correction(config, plan, stored)}"
+                    f"a width of {says}, but {gate.name} in {gate.file} has {held} "
+                    f"rows; {_correction(config, plan, stored)}"
                 )
             widths[layer] = held
         elif says is not None:

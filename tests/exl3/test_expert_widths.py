@@ -113,17 +113,23 @@ REFUSED = {
     "a width off by one": (
         {"n_routed_experts_per_layer": [0, 8, 4, 7, 5, 3]},
         WIDTHS,
-        ["layer 3", "7 routed", "6 rows", "n_routed_experts_per_layer", "[0, 8, 4, 6"],
+        [
+            "layer 3",
+            "width of 7",
+            "6 rows",
+            "n_routed_experts_per_layer",
+            "[0, 8, 4, 6",
+        ],
     ),
     "the draft's width": (
         {"n_routed_experts_per_layer": [0, 8, 4, 6, 5, 4]},
         WIDTHS,
-        ["layer 5", "4 routed", "3 rows"],
+        ["layer 5", "width of 4", "3 rows"],
     ),
     "the scalar alone": (
         {},
         [0, 8, 8, 6, 8, 8],
-        ["layer 3", "8 routed", "6 rows", "model.layers.3.mlp.gate.weight"],
+        ["layer 3", "width of 8", "6 rows", "model.layers.3.mlp.gate.weight"],
     ),
     "the second of two fields": (
         {
@@ -131,7 +137,7 @@ REFUSED = {
             "reap_pruning": {"n_routed_experts_per_layer": [8, 4, 6, 6, 3]},
         },
         WIDTHS,
-        ["reap_pruning", "layer 4", "6 routed", "5 rows"],
+        ["reap_pruning", "layer 4", "width of 6", "5 rows"],
     ),
     "a length that nothing explains": (
         {"n_routed_experts_per_layer": [8, 4, 6]},
@@ -236,7 +242,7 @@ def tensor(name, *shape, file="m.safetensors"):
         ),
         (
             [tensor(f"experts.{i}.up_proj.weight", 4, 4) for i in range(7)],
-            ["6 rows", "7 routed", "expert 6 has no row"],
+            ["6 rows", "width of 7", "expert 6 has no row"],
         ),
         ([tensor("experts.gate_up_proj", 8, 4, 4)], ["[8, 4, 4]", "[6, 16]"]),
         ([tensor("gate.weight", 6)], ["shape [6]"]),

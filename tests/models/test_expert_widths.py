@@ -233,7 +233,7 @@ def test_a_field_that_varies_for_another_reason_stays(unequal, tmp_path):
 
 def test_a_contradiction_is_refused_as_the_config_is_read(unequal, tmp_path):
     path = edit(unequal, tmp_path, n_routed_experts_per_layer=[0, 4, 5, 8])
-    with pytest.raises(CheckpointError, match=r"layer 2 5 routed experts.*has 6 rows"):
+    with pytest.raises(CheckpointError, match=r"layer 2 a width of 5.*has 6 rows"):
         get_config(str(path), trust_remote_code=False)
 
 
@@ -265,3 +265,22 @@ def test_a_checkpoint_elsewhere_is_taken_at_its_word():
     reading.resolve_config(config, "someone/not-here", None)
     assert config.n_routed_experts_per_layer == [0, 0, 0, 4]
     assert config.n_routed_experts == 4
+
+
+def test_a_refusal_is_found_inside_what_wraps_it():
+    from pydantic import BaseModel, model_validator
+
+    from vllm.refusal import RefusedOptionError, refusal_in
+
+    class Config(BaseModel):
+        @model_validator(mode="after")
+        def check(self):
+            raise RefusedOptionError("leave --this out")
+
+    with pytest.raises(ValueError, match="leave --this out") as wrapped:
+        Config()
+    assert refusal_in(wrapped.value) == "leave --this out"
+    outer = RuntimeError("startup failed")
+    outer.__cause__ = CheckpointError("config.json: no")
+    assert refusal_in(outer) == "config.json: no"
+    assert refusal_in(ValueError("anything else")) is None

@@ -39,7 +39,7 @@ def refused(checkpoints, tmp_path_factory):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("width off by one", ["layer 2 6 routed experts", "has 5 rows"]),
+        ("width off by one", ["layer 2 a width of 6", "has 5 rows"]),
         ("groups", ["layer 1 has 7 routed experts", "n_group 4"]),
         ("lora", ["--enable-lora", "[5, 7, 8]"]),
         ("context", ["513", "512", "index_topk"]),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from vllm.fork import extend
 from vllm.platforms import cpu_upstream as upstream
+from vllm.refusal import RefusedOptionError
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def _choose_mla_backend(vllm_config: "VllmConfig") -> None:
     """Chooses CPU_MLA where AMX_MLA, which upstream prefers, has not the dtype.
 
     Raises:
-        ValueError: AMX_MLA was asked for by name.
+        RefusedOptionError: AMX_MLA was asked for by name.
     """
     model_config, attention = vllm_config.model_config, vllm_config.attention_config
     if model_config is None or not model_config.use_mla:
@@ -47,7 +48,7 @@ def _choose_mla_backend(vllm_config: "VllmConfig") -> None:
     if model_config.dtype in amx.get_class().supported_dtypes:
         return
     if attention.backend == amx:
-        raise ValueError(
+        raise RefusedOptionError(
             f"Attention backend AMX_MLA computes in bfloat16, and the dtype is "
             f"{model_config.dtype}. Leave the backend out, or set --dtype bfloat16."
         )

@@ -17,7 +17,6 @@ from vllm.transformers_utils import config_upstream as upstream
 from vllm.transformers_utils import expert_widths
 
 
-@wraps(upstream.get_config)
 def get_config(
     model: str | Path,
     trust_remote_code: bool,

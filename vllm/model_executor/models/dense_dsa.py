@@ -17,6 +17,7 @@ from torch import nn
 from transformers import DeepseekV3Config, PreTrainedConfig
 
 from vllm.config import ModelConfig
+from vllm.refusal import RefusedOptionError
 
 # The architectures that deepseek_v2.py and deepseek_mtp.py build, densely where the
 # config has no `index_topk`.
@@ -37,7 +38,7 @@ def attend_densely(model_config: ModelConfig, platform: str) -> None:
         platform: What to call the platform in an error.
 
     Raises:
-        ValueError: `max_model_len` is longer than `index_topk`.
+        RefusedOptionError: `max_model_len` is longer than `index_topk`.
     """
     config = model_config.hf_config
     top_k = getattr(config, "index_topk", None)
@@ -46,7 +47,7 @@ def attend_densely(model_config: ModelConfig, platform: str) -> None:
     if model_config.original_max_model_len == -1:
         model_config.max_model_len = min(model_config.max_model_len, top_k)
     if model_config.max_model_len > top_k:
-        raise ValueError(
+        raise RefusedOptionError(
             f"{config.architectures[0]} on the {platform}: max_model_len "
             f"{model_config.max_model_len} is longer than index_topk {top_k}. Sparse "
             "attention is not available there, and dense attention is the same only "

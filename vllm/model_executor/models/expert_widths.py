@@ -16,6 +16,7 @@ import torch
 
 from exl3.checkpoint.expert_widths import RESOLVED_FIELD
 from vllm.model_executor.models.utils import maybe_fuse_shared_experts
+from vllm.refusal import RefusedOptionError
 from vllm.transformers_utils.expert_widths import scalar_field
 
 if TYPE_CHECKING:
@@ -187,7 +188,7 @@ def refuse_unsupported(vllm_config: "VllmConfig") -> None:
     """Refuses the features that assume one width for the whole model.
 
     Raises:
-        ValueError: One of them is on, and the model's widths are unequal.
+        RefusedOptionError: One of them is on, and the model's widths are unequal.
     """
     text = vllm_config.model_config.hf_text_config
     widths = getattr(text, RESOLVED_FIELD, None)
@@ -202,7 +203,7 @@ def refuse_unsupported(vllm_config: "VllmConfig") -> None:
     }
     used = [option for option, on in uses.items() if on]
     if used:
-        raise ValueError(
+        raise RefusedOptionError(
             f"{', '.join(used)}: not possible with unequal numbers of routed experts "
             f"(this checkpoint has {sorted({w for w in widths if w})}); "
             "leave the option out"
