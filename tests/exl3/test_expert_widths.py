@@ -242,7 +242,7 @@ def tensor(name, *shape, file="m.safetensors"):
         ),
         (
             [tensor(f"experts.{i}.up_proj.weight", 4, 4) for i in range(7)],
-            ["6 rows", "width of 7", "expert 6 has no row"],
+            ["6 rows", "7 routed", "expert 6 has no row"],
         ),
         ([tensor("experts.gate_up_proj", 8, 4, 4)], ["[8, 4, 4]", "[6, 16]"]),
         ([tensor("gate.weight", 6)], ["shape [6]"]),
@@ -273,7 +273,7 @@ def test_layers_by_type_and_frequency():
         "first_k_dense_replace": 1,
         "moe_layer_freq": 2,
     }
-    assert LayerPlan.from_config(frequency).moe_layers == (0, 2, 4)
+    assert LayerPlan.from_config(frequency).moe_layers == (2, 4)
 
 
 def test_the_published_shape():
