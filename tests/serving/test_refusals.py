@@ -3,6 +3,8 @@
 """What cannot be served is refused at start, in one line that names the cause."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -50,3 +52,18 @@ def test_refused_by_name(refused, name, says):
     assert error is not None
     lines = [line for line in error.splitlines() if all(part in line for part in says)]
     assert len(lines) == 1, error
+
+
+def test_the_server_ends_with_one_line(checkpoints, tmp_path):
+    unequal = checkpoints.path("deepseek_v3", unequal=True)
+    bad = variant(unequal, tmp_path / "bad", n_routed_experts_per_layer=[0, 7, 6, 8])
+    server = subprocess.run(
+        [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", bad],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    last = server.stderr.splitlines()[-1]
+    assert last.startswith("error: config.json: n_routed_experts_per_layer gives layer")
+    assert "Traceback" not in server.stderr
+    assert server.returncode == 1

@@ -47,7 +47,7 @@ class RotaryEmbedding(upstream.RotaryEmbedding):
         )
         return (
             query_rows.view(query.shape),
-            None if key is None else key_rows.view(key.shape),
+            None if key is None or key_rows is None else key_rows.view(key.shape),
         )
 
 
