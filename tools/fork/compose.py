@@ -58,7 +58,7 @@ def compose(
     if target != "empty":
         wheel = obtain_wheel(pins.wheel(target, select_machine()), pins.version)
     overlay = _plan(repo, wheel)
-    stamp = _stamp(pins, target, overlay, link)
+    stamp = _stamp(repo, pins, target, overlay)
     stamp_file = out / _STAMP
     if link and stamp_file.is_file() and stamp_file.read_text() == stamp:
         return overlay
@@ -135,9 +135,9 @@ def _swap(out: Path, tree: Path, old: Path) -> None:
         raise
 
 
-def _stamp(pins: Pins, target: str, overlay: Overlay, link: bool) -> str:
-    """Identifies a composed tree: equal stamps mean equal trees."""
-    parts = [repr(pins), target, repr(overlay), str(link)]
+def _stamp(repo: Path, pins: Pins, target: str, overlay: Overlay) -> str:
+    """Identifies a linked tree: equal stamps mean equal trees."""
+    parts = [str(repo), repr(pins), target, repr(overlay)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
