@@ -12,7 +12,9 @@ first, then the draft (MTP) layers.
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import count
+from reprlib import repr as brief  # a hostile value must not fill the log
 from typing import Any
 
 from exl3.checkpoint.errors import CheckpointError
@@ -49,10 +51,13 @@ SHAPE_FIELDS = (
 )
 _DRAFT_FIELDS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 
+# Ends at the tensor itself: `gate.weight_scale` is no gate. Indices have few digits,
+# since a name may be hostile.
 _MOE_TENSOR = re.compile(
-    r"(?:^|\.)(?P<mtp>mtp\.)?layers\.(?P<layer>\d+)\.(?:[a-z_]+\.)*?mlp\."
-    r"(?:(?P<gate>gate\.weight)|(?P<bias>gate\.e_score_correction_bias)"
-    r"|experts\.(?:(?P<expert>\d+)\.|(?P<stack>gate_up_proj|down_proj)))"
+    r"(?:^|\.)(?P<mtp>mtp\.)?layers\.(?P<layer>[0-9]{1,6})\.(?:[a-z_]+\.)*?mlp\."
+    r"(?:(?P<gate>gate\.weight)$|(?P<bias>gate\.e_score_correction_bias)$"
+    r"|experts\.(?:(?P<expert>[0-9]{1,6})\."
+    r"|(?P<stack>gate_up_proj|down_proj)(?:\.weight)?$))"
 )
 
 
@@ -82,10 +87,16 @@ class LayerPlan:
             if config.get(field):
                 num_drafts = _count(config, field)
         types = config.get("mlp_layer_types")
-        first_dense = config.get("first_k_dense_replace") or 0
-        every = config.get("moe_layer_freq") or 1
-        step = config.get("decoder_sparse_step") or 1
-        dense = set(config.get("mlp_only_layers") or ())
+        first_dense = _count(config, "first_k_dense_replace", 0)
+        every = _count(config, "moe_layer_freq", 1)
+        step = _count(config, "decoder_sparse_step", 1)
+        dense = config.get("mlp_only_layers") or []
+        if not isinstance(dense, list) or any(type(at) is not int for at in dense):
+            raise CheckpointError(
+                f"config.json: mlp_only_layers is {brief(dense)}; expected a list of "
+                "layer indices"
+            )
+        dense = set(dense)
 
         def is_moe(layer: int) -> bool:
             if isinstance(types, list) and len(types) == num_layers:
@@ -106,6 +117,7 @@ class StoredWidths:
     biases: Mapping[int, TensorHeader]
     experts: Mapping[int, frozenset[int]]  # expert ids that have a tensor
     stacks: tuple[tuple[int, TensorHeader], ...]  # all experts in one tensor
+    num_mtp: int = 0  # draft layers under names of their own: `mtp.layers.0`
 
 
 def read_stored(headers: Iterable[TensorHeader], num_layers: int) -> StoredWidths:
@@ -119,11 +131,15 @@ def read_stored(headers: Iterable[TensorHeader], num_layers: int) -> StoredWidth
     biases: dict[int, TensorHeader] = {}
     experts: dict[int, set[int]] = {}
     stacks: list[tuple[int, TensorHeader]] = []
+    mtp: set[str] = set()
     for header in headers:
         match = _MOE_TENSOR.search(header.name)
         if match is None:
             continue
-        layer = int(match["layer"]) + (num_layers if match["mtp"] else 0)
+        layer = int(match["layer"])
+        if match["mtp"]:
+            mtp.add(match["layer"])
+            layer += num_layers
         if match["gate"]:
             gates[layer] = header
         elif match["bias"]:
@@ -133,7 +149,7 @@ def read_stored(headers: Iterable[TensorHeader], num_layers: int) -> StoredWidth
         else:
             experts.setdefault(layer, set()).add(int(match["expert"]))
     frozen = {layer: frozenset(ids) for layer, ids in experts.items()}
-    return StoredWidths(gates, biases, frozen, tuple(stacks))
+    return StoredWidths(gates, biases, frozen, tuple(stacks), len(mtp))
 
 
 def resolve_widths(
@@ -153,6 +169,8 @@ def resolve_widths(
             cannot be routed.
     """
     plan = LayerPlan.from_config(config)
+    # Qwen3-Next's config does not count its draft, and its names say what it is.
+    plan = replace(plan, num_drafts=max(plan.num_drafts, stored.num_mtp))
     _check_stored(stored)
     field, declared = _declared(config, plan, stored)
     widths = [0] * (plan.num_layers + plan.num_drafts)
@@ -209,11 +227,13 @@ def _check_stored(stored: StoredWidths) -> None:
             )
         ids = stored.experts.get(layer)
         width = gate.shape[0]
-        if ids and ids != set(range(width)):
-            missing = sorted(set(range(width)) - ids)
-            extra = sorted(ids - set(range(width)))
-            which = f"expert {missing[0]} is missing" if missing else ""
-            which = which or f"expert {extra[0]} has no row in the gate"
+        # Nothing here grows with the width: a damaged header may claim any.
+        if ids and (len(ids) != width or max(ids) != width - 1):
+            missing = next(expert for expert in count() if expert not in ids)
+            which = f"expert {missing} is missing"
+            if missing >= width:
+                extra = min(expert for expert in ids if expert >= width)
+                which = f"expert {extra} has no row in the gate"
             raise CheckpointError(
                 f"layer {layer}: {gate.name} in {gate.file} has {width} rows and the "
                 f"checkpoint stores {len(ids)} routed experts: {which}; store experts "
@@ -263,15 +283,16 @@ def _readings(
     if isinstance(value, Mapping):
         widths = {} if scalar is None else dict.fromkeys((*moe, *drafts), scalar)
         for key, width in value.items():
-            if not str(key).isdecimal():
+            if not re.fullmatch("[0-9]{1,6}", str(key)):
                 raise CheckpointError(
-                    f"config.json: {field} has the key {key!r}, which is no layer index"
+                    f"config.json: {field} has the key {brief(key)}, which is no layer "
+                    "index"
                 )
             widths[int(key)] = _width(field, int(key), width)
         return [widths]
     if not isinstance(value, list):
         raise CheckpointError(
-            f"config.json: {field} is {value!r}; expected a list with a width for "
+            f"config.json: {field} is {brief(value)}; expected a list with a width for "
             "each layer, or an object from layer index to width"
         )
     total = plan.num_layers + plan.num_drafts
@@ -313,7 +334,7 @@ def _width(field: str, layer: int, value: Any) -> int:
         return 0
     if type(value) is not int or value < 0:
         raise CheckpointError(
-            f"config.json: {field} gives layer {layer} the width {value!r}, "
+            f"config.json: {field} gives layer {layer} the width {brief(value)}, "
             "which is no count"
         )
     return value
@@ -355,9 +376,9 @@ def _check_routing(
     group's two best scores where a correction bias is used, and the experts from
     these (DeepSeek-V3 report, section 2.1.2).
     """
-    top_k = config.get("num_experts_per_tok") or 1
-    groups = config.get("n_group") or 1
-    kept = config.get("topk_group") or groups
+    top_k = _count(config, "num_experts_per_tok", 1)
+    groups = _count(config, "n_group", 1)
+    kept = _count(config, "topk_group", groups)
     best_two = config.get("topk_method") == "noaux_tc"
     for layer in (*plan.moe_layers, *plan.drafts):
         width = widths[layer]
@@ -395,10 +416,19 @@ def _lookup(config: Mapping[str, Any], field: str) -> Any:
     return value
 
 
-def _count(config: Mapping[str, Any], field: str) -> int:
+def _count(config: Mapping[str, Any], field: str, default: int | None = None) -> int:
+    """A field that counts something.
+
+    Args:
+        config: The model's config.
+        field: The field's name.
+        default: What stands for an absent field, null or 0; None if it must be there.
+    """
     value = config.get(field)
+    if default is not None and value in (None, 0):
+        return default
     if type(value) is not int or not 0 <= value < 100_000:
         raise CheckpointError(
-            f"config.json: {field} is {value!r}; expected a count of layers"
+            f"config.json: {field} is {brief(value)}; expected a count"
         )
     return value

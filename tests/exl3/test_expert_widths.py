@@ -109,6 +109,22 @@ def test_mtp_names_of_qwen():
     assert resolve(config, headers) == (8, 4, 6)
 
 
+def test_a_draft_that_the_config_does_not_count():
+    """Qwen3-Next's config has no field for it; the engine builds it all the same."""
+    draft = TensorHeader("mtp.layers.0.mlp.gate.weight", "F32", (6, 16), "m")
+    config = {"num_hidden_layers": 2, "num_experts": 8, "num_experts_per_layer": [8, 4]}
+    assert resolve(config, [*gates([8, 4]), draft]) == (8, 4, 6)
+    assert resolve(config, gates([8, 4])) == (8, 4)
+
+
+def test_scales_of_a_gate_are_no_gate():
+    scales = [
+        TensorHeader(f"model.layers.1.mlp.gate.{name}", "F32", (1,), "m")
+        for name in ("weight_scale", "weight_scale_inv", "e_score_correction_bias_x")
+    ]
+    assert resolve(BASE, [*gates([0, 8, 8, 8, 8, 8]), *scales]) is None
+
+
 REFUSED = {
     "a width off by one": (
         {"n_routed_experts_per_layer": [0, 8, 4, 7, 5, 3]},
@@ -174,6 +190,21 @@ REFUSED = {
         WIDTHS,
         ["layer 5 has 3", "num_experts_per_tok 4"],
     ),
+    "an index of many digits": (
+        {"n_routed_experts_per_layer": {"9" * 5000: 4}},
+        WIDTHS,
+        ["no layer index"],
+    ),
+    "dense layers that are no list": (
+        {"mlp_only_layers": 1},
+        WIDTHS,
+        ["mlp_only_layers is 1", "list of layer indices"],
+    ),
+    "dense layers that are no indices": (
+        {"mlp_only_layers": [[1]]},
+        WIDTHS,
+        ["mlp_only_layers is [[1]]"],
+    ),
     "no layers": ({"num_hidden_layers": None}, [], ["num_hidden_layers", "None"]),
     "a million layers": ({"num_hidden_layers": 10**6}, [], ["num_hidden_layers"]),
 }
@@ -190,6 +221,30 @@ def test_refusal_names_both_sides(fields, stored, says):
     message = str(refusal.value)
     assert [part for part in says if part not in message] == []
     assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "num_hidden_layers",
+        "num_nextn_predict_layers",
+        "first_k_dense_replace",
+        "moe_layer_freq",
+        "decoder_sparse_step",
+        "num_experts_per_tok",
+        "n_group",
+        "topk_group",
+    ],
+)
+@pytest.mark.parametrize(
+    "value", ["1", [1], {"a": 1}, float("nan"), -1, True, 1.5, 10**30, [1] * 10**6]
+)
+def test_a_count_that_is_none_is_refused_by_field(field, value):
+    with pytest.raises(
+        CheckpointError, match=rf"^config\.json: {field} is "
+    ) as refusal:
+        resolve_widths({**BASE, field: value}, read_stored((), 5))
+    assert len(str(refusal.value)) < 200
 
 
 GROUPS = {"n_group": 4, "topk_group": 2, "topk_method": "noaux_tc"}
@@ -244,6 +299,10 @@ def tensor(name, *shape, file="m.safetensors"):
             [tensor(f"experts.{i}.up_proj.weight", 4, 4) for i in range(7)],
             ["6 rows", "7 routed", "expert 6 has no row"],
         ),
+        (
+            [tensor("gate.weight", 2**47, 16), tensor("experts.1.up_proj.weight", 4)],
+            ["140737488355328 rows", "expert 0 is missing"],
+        ),
         ([tensor("experts.gate_up_proj", 8, 4, 4)], ["[8, 4, 4]", "[6, 16]"]),
         ([tensor("gate.weight", 6)], ["shape [6]"]),
     ],
@@ -258,6 +317,11 @@ def test_parts_of_a_layer_must_agree(extra, says):
     with pytest.raises(CheckpointError) as refusal:
         resolve(config, headers)
     assert [part for part in says if part not in str(refusal.value)] == []
+
+
+def test_an_index_of_many_digits_names_no_layer():
+    name = f"model.layers.{'9' * 5000}.mlp.gate.weight"
+    assert not read_stored([TensorHeader(name, "F32", (8, 16), "m")], 5).gates
 
 
 def test_layers_of_qwen():
