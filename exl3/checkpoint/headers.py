@@ -105,7 +105,9 @@ def _shard_names(folder: Path) -> list[str]:
     try:
         weight_map = json.loads(index.read_bytes())["weight_map"]
         names = sorted(set(weight_map.values()))
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except OSError as error:
+        raise CheckpointError(f"{index}: {error.strerror}") from error
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise CheckpointError(
             f"{INDEX_FILE}: has no weight_map from tensor to file ({error})"
         ) from error
@@ -124,7 +126,10 @@ def _shard_names(folder: Path) -> list[str]:
 
 
 def _fingerprint(file: Path) -> tuple[int, int]:
-    status = file.stat()
+    try:
+        status = file.stat()
+    except OSError as error:  # a link whose target was never fetched
+        raise CheckpointError(f"{file}: {error.strerror}") from error
     return status.st_size, status.st_mtime_ns
 
 

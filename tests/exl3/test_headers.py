@@ -84,7 +84,15 @@ def test_missing_shard_is_named(tmp_path):
         read_folder(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": 3}', "\x00"])
+def test_a_link_to_nothing_is_named(tmp_path):
+    (tmp_path / "model.safetensors").symlink_to(tmp_path / "never-fetched")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: No such file"):
+        read_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"weight_map": 3}', "\x00", "[" * 100_000]
+)
 def test_damaged_index_is_refused(tmp_path, text):
     (tmp_path / INDEX_FILE).write_text(text)
     with pytest.raises(CheckpointError, match=INDEX_FILE):

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import (
     DeepseekV3Config,
     GlmMoeDsaConfig,
@@ -249,12 +250,43 @@ def test_the_drafts_config_gets_its_width(unequal):
     assert hook.layer_width("model.layers.3.mlp", config) == 8
 
 
-def test_other_architectures_are_left_alone(tmp_path):
-    PreTrainedConfig(
-        architectures=["MixtralForCausalLM"], num_experts_per_layer=[1, 2]
-    ).save_pretrained(tmp_path)
-    assert not reading.is_supported(["MixtralForCausalLM"])
-    assert not reading.is_supported(None)
+@pytest.mark.parametrize("architectures", [["MixtralForCausalLM"], None])
+def test_other_architectures_are_left_alone(architectures, tmp_path):
+    """The same fields would be refused of an architecture that is supported."""
+    fields = {"num_experts": 8, "num_experts_per_layer": [1, "x"]}
+    config = PreTrainedConfig(architectures=architectures, **fields)
+    before = config.to_dict()
+    reading.resolve_config(config, tmp_path, None)
+    assert config.to_dict() == before
+    config.architectures = ["Qwen3MoeForCausalLM"]
+    with pytest.raises(CheckpointError):
+        reading.resolve_config(config, tmp_path, None)
+
+
+def test_a_second_scalar_field_does_not_mislead(tmp_path):
+    """A pruner may write DeepSeek's field into a config of Qwen, which has its own."""
+    text = Qwen3MoeConfig(num_hidden_layers=2, num_experts=128, num_experts_per_tok=2)
+    text.architectures = ["Qwen3MoeForCausalLM"]
+    text.n_routed_experts = 8
+    text.n_routed_experts_per_layer = [8, 4]
+    reading.resolve_config(text, tmp_path, None)
+    assert text.num_experts == 8
+    assert hook.layer_config(text, "model.layers.1.mlp").num_experts == 4
+
+
+def test_a_key_that_is_no_layer_is_refused(tmp_path):
+    fields = {"per_layer_config": {"one": {"num_experts": 4}}}
+    config = Qwen3MoeConfig(num_hidden_layers=2, num_experts=8)
+    config.architectures = ["Qwen3MoeForCausalLM"]
+    config.update(reading.move_widths_to_list(fields))
+    with pytest.raises(CheckpointError, match="'one', which is no layer index"):
+        reading.resolve_config(config, tmp_path, None)
+
+
+def test_a_null_list_gives_way_to_the_list_in_the_scalar():
+    fields = {"n_routed_experts": [4, 6], "n_routed_experts_per_layer": None}
+    moved = reading.move_widths_to_list(fields)
+    assert moved == {"n_routed_experts": 6, "n_routed_experts_per_layer": [4, 6]}
 
 
 def test_a_checkpoint_elsewhere_is_taken_at_its_word():
@@ -265,6 +297,33 @@ def test_a_checkpoint_elsewhere_is_taken_at_its_word():
     reading.resolve_config(config, "someone/not-here", None)
     assert config.n_routed_experts_per_layer == [0, 0, 0, 4]
     assert config.n_routed_experts == 4
+
+
+@pytest.mark.parametrize("fetched", ["a shard", "the index", "both shards"])
+def test_a_checkpoint_that_is_half_fetched_is_no_damaged_one(
+    fetched, tmp_path, monkeypatch
+):
+    """An interrupted download must go on at the next start."""
+    shards = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    gate = torch.zeros(4, 8)
+    for layer, shard in enumerate(shards):
+        save_file({f"model.layers.{layer}.mlp.gate.weight": gate}, tmp_path / shard)
+    if fetched != "both shards":
+        (tmp_path / shards[1]).unlink()
+    if fetched == "the index":
+        index = {"weight_map": dict(zip("ab", shards, strict=True))}
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    monkeypatch.setattr(
+        "huggingface_hub.try_to_load_from_cache",
+        lambda *_, **__: str(tmp_path / "config.json"),
+    )
+    config = Qwen3MoeConfig(num_hidden_layers=2, num_experts=8, num_experts_per_tok=2)
+    config.architectures = ["Qwen3MoeForCausalLM"]
+    if fetched == "both shards":
+        with pytest.raises(CheckpointError, match=r"layer 0 a width of 8.*has 4 rows"):
+            reading.resolve_config(config, "someone/fetching", None)
+    else:
+        reading.resolve_config(config, "someone/fetching", None)
 
 
 def test_a_refusal_is_found_inside_what_wraps_it():

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import regex as re
 from transformers import PreTrainedConfig
 
 from exl3.checkpoint.errors import CheckpointError
@@ -23,10 +24,12 @@ from exl3.checkpoint.expert_widths import (
     read_stored,
     resolve_widths,
 )
-from exl3.checkpoint.headers import read_folder
+from exl3.checkpoint.headers import TensorHeader, read_folder
 from vllm.logger import init_logger
 
 logger = init_logger(__name__)
+
+_SHARD = re.compile(r"-of-([0-9]{1,6})\.safetensors$")
 
 #: Architectures whose MoE layers are built through `layer_config`. Others are left
 #: to upstream, which has spellings of its own for some of them.
@@ -71,9 +74,6 @@ def move_widths_to_list(config: dict[str, Any]) -> dict[str, Any]:
 
     Returns:
         The same object if there was nothing to move, else a changed copy.
-
-    Raises:
-        CheckpointError: `per_layer_config` gives a width that is no count.
     """
     text = config.get("text_config")
     if isinstance(text, dict):
@@ -107,7 +107,8 @@ def resolve_config(
     setattr(text, RESOLVED_FIELD, list(widths))
     # Names of experts are matched against a table of this many: wide enough for
     # every layer, and a narrower layer never stores the higher ids.
-    setattr(text, scalar_field(text), max(widths))
+    for field in scalar_fields(text):
+        setattr(text, field, max(widths))
     logger.info_once("Routed experts by layer: %s", str(list(widths)))
 
 
@@ -117,7 +118,7 @@ def _move_widths(config: dict[str, Any]) -> dict[str, Any]:
         widths = config[field]
         counts = [width for width in widths if type(width) is int]
         moved = {**config, field: max(counts, default=0)}
-        return {**moved, RESOLVED_FIELD: config.get(RESOLVED_FIELD, widths)}
+        return {**moved, RESOLVED_FIELD: config.get(RESOLVED_FIELD) or widths}
 
     layers = config.get("per_layer_config")
     if not isinstance(layers, Mapping):
@@ -127,7 +128,7 @@ def _move_widths(config: dict[str, Any]) -> dict[str, Any]:
         kept = dict(fields) if isinstance(fields, Mapping) else fields
         for field in SCALAR_FIELDS:
             if isinstance(kept, dict) and field in kept:
-                widths[str(int(layer))] = kept.pop(field)
+                widths[str(layer)] = kept.pop(field)
         if kept:
             rest[layer] = kept
     if not widths:
@@ -151,15 +152,21 @@ def _plain_fields(config: PreTrainedConfig) -> dict[str, Any]:
     return fields
 
 
-def scalar_field(config: PreTrainedConfig) -> str:
-    """The model-wide field of a config, under the name that upstream reads."""
-    for field in SCALAR_FIELDS:
-        if getattr(config, field, None) is not None:
-            return field
-    raise CheckpointError(
-        f"config.json: none of {', '.join(SCALAR_FIELDS)} is set, and the checkpoint "
-        "has routed experts"
-    )
+def scalar_fields(config: PreTrainedConfig) -> list[str]:
+    """The model-wide fields that a config has; upstream reads one of them.
+
+    Which one depends on the family, and a pruner may have written another beside it.
+
+    Raises:
+        CheckpointError: It has none.
+    """
+    fields = [f for f in SCALAR_FIELDS if getattr(config, f, None) is not None]
+    if not fields:
+        raise CheckpointError(
+            f"config.json: none of {', '.join(SCALAR_FIELDS)} is set, and the "
+            "checkpoint has routed experts; set the one that this family uses"
+        )
+    return fields
 
 
 def _stored_widths(
@@ -167,17 +174,28 @@ def _stored_widths(
 ) -> StoredWidths:
     """What the checkpoint's headers say; nothing if it is not on this machine.
 
-    A checkpoint that is still to be fetched is checked again, layer by layer, when
-    its tensors are loaded.
+    A checkpoint that is still to be fetched, or the rest of it, is checked again,
+    layer by layer, when its tensors are loaded.
     """
     folder = Path(model)
-    if not folder.is_dir():
-        from huggingface_hub import try_to_load_from_cache
+    headers = read_folder(folder) if folder.is_dir() else _fetched(model, revision)
+    return read_stored(headers, fields["num_hidden_layers"] or 0)
 
-        cached = try_to_load_from_cache(model, "config.json", revision=revision)
-        if not isinstance(cached, str):
-            return read_stored((), 0)
-        folder = Path(cached).parent
-        if not any(folder.glob("*.safetensors")):
-            return read_stored((), 0)
-    return read_stored(read_folder(folder), fields["num_hidden_layers"] or 0)
+
+def _fetched(model: str, revision: str | None) -> tuple[TensorHeader, ...]:
+    """The headers of a hub's checkpoint; none unless all its shards were fetched."""
+    from huggingface_hub import try_to_load_from_cache
+
+    config = try_to_load_from_cache(model, "config.json", revision=revision)
+    if not isinstance(config, str):
+        return ()
+    folder = Path(config).parent
+    names = [path.name for path in folder.glob("*.safetensors")]
+    # Shards come before their index, which would say what is missing.
+    of = [int(found[1]) for name in names if (found := _SHARD.search(name))]
+    if len(names) < max(of, default=1):
+        return ()
+    try:
+        return read_folder(folder)
+    except CheckpointError:  # the index names a shard that is still to come
+        return ()

@@ -17,7 +17,7 @@ import torch
 from exl3.checkpoint.expert_widths import RESOLVED_FIELD
 from vllm.model_executor.models.utils import maybe_fuse_shared_experts
 from vllm.refusal import RefusedOptionError
-from vllm.transformers_utils.expert_widths import scalar_field
+from vllm.transformers_utils.expert_widths import scalar_fields
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -77,7 +77,8 @@ def layer_config(config: "PreTrainedConfig", prefix: str) -> "PreTrainedConfig":
     if width is None:
         return config
     view = copy.copy(config)
-    setattr(view, scalar_field(config), width)
+    for field in scalar_fields(config):
+        setattr(view, field, width)
     return view
 
 
