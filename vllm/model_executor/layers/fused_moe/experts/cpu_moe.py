@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from vllm.fork import extend
-from vllm.model_executor.layers.fused_moe import modular_kernel
 from vllm.model_executor.layers.fused_moe.experts import cpu_moe_upstream as upstream
 
 
@@ -61,12 +60,19 @@ def _by_local_experts(apply: Any) -> Any:
     return localized
 
 
-for _experts in list(vars(upstream).values()):
-    if (
-        isinstance(_experts, type)
-        and issubclass(_experts, modular_kernel.FusedMoEExpertsModular)
-        and "apply" in vars(_experts)
-    ):
-        _experts.apply = _by_local_experts(_experts.apply)
+# One by one, so that the drift check sees each; a test fails if upstream adds one.
+upstream.CPUUnquantizedExperts.apply = _by_local_experts(
+    upstream.CPUUnquantizedExperts.apply
+)
+upstream.CPUExpertsFp8.apply = _by_local_experts(upstream.CPUExpertsFp8.apply)
+upstream.CPUExpertsMxfp4.apply = _by_local_experts(upstream.CPUExpertsMxfp4.apply)
+upstream.CPUExpertsInt4.apply = _by_local_experts(upstream.CPUExpertsInt4.apply)
+upstream.CPUExpertsInt8.apply = _by_local_experts(upstream.CPUExpertsInt8.apply)
+upstream.ArmCPUExpertsInt8.apply = _by_local_experts(upstream.ArmCPUExpertsInt8.apply)
+upstream.PowerCPUExpertsInt8.apply = _by_local_experts(
+    upstream.PowerCPUExpertsInt8.apply
+)
+upstream.ZenCPUExpertsInt8.apply = _by_local_experts(upstream.ZenCPUExpertsInt8.apply)
+upstream.CPUExpertsFp8W8A8.apply = _by_local_experts(upstream.CPUExpertsFp8W8A8.apply)
 
 extend(__name__, upstream)
