@@ -4,8 +4,7 @@
 
     python -m tools.demo_model.card pretrain OUT --work-dir build/demo_model
 
-`--vllm-acceptance` fills in the one figure that this tool can't measure: how many
-of its drafts vLLM accepts.
+`acceptance` is run before: what vLLM accepts is not measured here.
 """
 
 import argparse
@@ -18,17 +17,18 @@ from tools.demo_model import corpus, export
 from tools.demo_model.data import Data
 from tools.demo_model.evaluate import complete, heldout_sums, summary
 from tools.demo_model.export import WIDTHS_FIELD
-from tools.demo_model.files import CORPUS_FILE, made
+from tools.demo_model.files import CORPUS_FILE, acceptance_name, made
 from tools.demo_model.model import DemoModel
 from tools.demo_model.plot import loss_curves
 from tools.demo_model.train import RECIPES, WORKERS
 
 PROMPTS = (
-    "And it came to pass in those days, that",
+    "In the beginning God created",
     "The LORD is my shepherd;",
     "Then said Jesus unto his disciples,",
 )
 SAMPLE_TOKENS = 48
+PLOT_FILE = "loss.svg"
 
 COMMANDS = {
     "pretrain": ("corpus", "tokenizer", "train pretrain"),
@@ -82,8 +82,8 @@ continues the last one.
 ## Data and licence
 
 The King James Bible from Debian's package `bible-kjv-text` 4.38: {train_bytes:,}
-bytes to train on, {heldout_bytes:,} bytes ({heldout_chapters} whole chapters from
-all over the book) held out. The text dates from 1611 and is in the public domain;
+bytes to train on, and {heldout_bytes:,} bytes held out ({heldout_chapters} whole
+chapters from all over the book). The text dates from 1611 and is in the public domain;
 in the United Kingdom its printing is under Crown letters patent. The weights and
 the code that made them are under Apache-2.0, as the repository.
 
@@ -112,7 +112,8 @@ On the held-out chapters, in float32 from the stored weights:
 {kept_table}
 ## Samples
 
-Greedy, {sample_tokens} tokens:
+{sample_tokens} tokens, greedy and at temperature {temperature}. Like any model this
+small it falls into loops, greedily sooner.
 
 {samples}
 """
@@ -163,18 +164,22 @@ def round_to_stored(model: DemoModel) -> None:
         weight.copy_(weight.bfloat16())
 
 
-def card(state: str, out: Path, work_dir: Path, vllm_acceptance: str) -> str:
+def card(state: str, out: Path, work_dir: Path) -> str:
     """The text of the card."""
     data = Data(work_dir)
     model = export.load_state(work_dir, state)
     round_to_stored(model)
     config = export.hf_config(model.config)
+    accepted = made(work_dir, acceptance_name(out)).read_text()
     runs = ["pretrain"] if state == "pretrain" else ["pretrain", "finetune"]
     train, heldout = corpus.split(corpus.read_chapters(made(work_dir, CORPUS_FILE)))
     samples = []
     for prompt in PROMPTS:
-        text = complete(model, data.tokenizer, prompt, SAMPLE_TOKENS)
-        samples.append(f"> **{prompt}**{text}")
+        for temperature in (0.0, export.TEMPERATURE):
+            text = complete(
+                model, data.tokenizer, prompt, SAMPLE_TOKENS, temperature, seed=1
+            )
+            samples.append(f"> **{prompt}**{text}")
     steps = [*COMMANDS[state], f"export {state} {out.name}"]
     measured = summary(heldout_sums(model, data.heldout), data.heldout_bytes)
     tensors = export.hf_tensors(model).values()
@@ -194,10 +199,11 @@ def card(state: str, out: Path, work_dir: Path, vllm_acceptance: str) -> str:
             f"python -m tools.demo_model.{step} --work-dir build/demo_model"
             for step in steps
         ),
-        plot="loss.svg",
-        vllm_acceptance=vllm_acceptance,
+        plot=PLOT_FILE,
+        vllm_acceptance=accepted.strip(),
         kept_table=kept_table(work_dir, state),
         sample_tokens=SAMPLE_TOKENS,
+        temperature=export.TEMPERATURE,
         samples="\n\n".join(samples),
         **measured,
         **{key: value for key, value in config.items() if isinstance(value, int)},
@@ -210,12 +216,11 @@ def main() -> None:
     parser.add_argument("state", choices=sorted(COMMANDS))
     parser.add_argument("out", type=Path)
     parser.add_argument("--work-dir", type=Path, required=True)
-    parser.add_argument("--vllm-acceptance", default="not measured yet")
     args = parser.parse_args()
-    text = card(args.state, args.out, args.work_dir, args.vllm_acceptance)
+    text = card(args.state, args.out, args.work_dir)
     (args.out / "README.md").write_text(text)
     log = read_log(args.work_dir, args.state)
-    (args.out / "loss.svg").write_text(loss_curves(log))
+    (args.out / PLOT_FILE).write_text(loss_curves(log))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,8 @@ WIDTHS_FIELD = "n_routed_experts_per_layer"
 INDEX_HEADS = 1
 INDEX_HEAD_DIM = 128
 INDEXER_SEED = 1613
+# What a request that names no temperature gets: small models loop when greedy.
+TEMPERATURE = 0.7
 
 # A base model continues text, so a conversation is its messages in a row.
 CHAT_TEMPLATE = (
@@ -151,7 +153,13 @@ def write(model: DemoModel, tokenizer: Tokenizer, out: Path) -> None:
     tokenizer.save(str(out / TOKENIZER_FILE))
     files = {
         "config.json": hf_config(model.config),
-        "generation_config.json": {"eos_token_id": EOS_ID, "pad_token_id": PAD_ID},
+        "generation_config.json": {
+            "do_sample": True,
+            "temperature": TEMPERATURE,
+            "top_p": 0.9,
+            "eos_token_id": EOS_ID,
+            "pad_token_id": PAD_ID,
+        },
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "eos_token": EOS_TOKEN,

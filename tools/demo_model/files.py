@@ -14,6 +14,7 @@ _MADE_BY = {
     "pruned.pt": "prune",
     "pruned.json": "prune",
     "finetune.pt": "train finetune",
+    ".acceptance": "acceptance OUT",
 }
 
 
@@ -25,8 +26,14 @@ def made(work_dir: Path, name: str) -> Path:
     """
     path = work_dir / name
     if not path.exists():
+        step = _MADE_BY.get(path.name) or _MADE_BY[path.suffix]
         raise FileNotFoundError(
             f"{path}: not there; first run: python -m "
-            f"tools.demo_model.{_MADE_BY[name]} --work-dir {work_dir}"
+            f"tools.demo_model.{step} --work-dir {work_dir}"
         )
     return path
+
+
+def acceptance_name(checkpoint: Path) -> str:
+    """The file in which `acceptance` leaves a checkpoint's share."""
+    return f"{checkpoint.resolve().name}.acceptance"

@@ -86,7 +86,7 @@ class Recipe:
 RECIPES = {
     "pretrain": Recipe(source=None, steps=2000, decay=450, peak_lr=1.2e-3, warmup=100),
     "finetune": Recipe(
-        source="pruned", steps=300, decay=280, peak_lr=3e-4, warmup=20, seed=1612
+        source="pruned", steps=600, decay=580, peak_lr=3e-4, warmup=20, seed=1612
     ),
 }
 
