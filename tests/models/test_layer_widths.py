@@ -128,13 +128,25 @@ def test_other_tensors_pass_unchanged():
 
 def engine_config(widths=WIDTHS, **options):
     parallel = dict.fromkeys(
-        ("enable_eplb", "enable_elastic_ep", "enable_ep_weight_filter"), False
+        (
+            "enable_eplb",
+            "enable_elastic_ep",
+            "enable_ep_weight_filter",
+            "enable_expert_parallel",
+        ),
+        False,
+    )
+    sizes = dict.fromkeys(
+        ("tensor_parallel_size", "data_parallel_size", "prefill_context_parallel_size"),
+        1,
     )
     lora = options.pop("lora_config", None)
+    speculative = options.pop("speculative_config", None)
     return SimpleNamespace(
         model_config=SimpleNamespace(hf_text_config=config_with(widths)),
-        parallel_config=SimpleNamespace(**{**parallel, **options}),
+        parallel_config=SimpleNamespace(**{**parallel, **sizes, **options}),
         lora_config=lora,
+        speculative_config=speculative,
     )
 
 
@@ -148,6 +160,27 @@ def test_what_assumes_one_width_is_refused_by_option(option):
         hook.refuse_unsupported(engine_config(**options))
     hook.refuse_unsupported(engine_config(widths=None, **options))
     hook.refuse_unsupported(engine_config(widths=[0, 8, 8, 8], **options))
+
+
+def test_expert_parallel_leaves_no_rank_without_an_expert():
+    options = {"enable_expert_parallel": True, "data_parallel_size": 2}
+    hook.refuse_unsupported(engine_config(tensor_parallel_size=2, **options))
+    with pytest.raises(
+        ValueError, match=r"over 6 ranks: layers \[1\].*at most 4 ranks"
+    ):
+        hook.refuse_unsupported(engine_config(tensor_parallel_size=3, **options))
+    # Without it the ranks share every expert.
+    hook.refuse_unsupported(engine_config(tensor_parallel_size=8))
+
+
+def test_a_narrow_draft_counts_only_if_it_is_built():
+    widths = [0, 8, 6, 2]
+    options = {"enable_expert_parallel": True, "tensor_parallel_size": 4}
+    hook.refuse_unsupported(engine_config(widths, **options))
+    with pytest.raises(ValueError, match=r"layers \[3\].*at most 2 ranks"):
+        hook.refuse_unsupported(
+            engine_config(widths, speculative_config=object(), **options)
+        )
 
 
 def test_unequal_widths_alone_are_fine():

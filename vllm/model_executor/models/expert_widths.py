@@ -189,7 +189,8 @@ def refuse_unsupported(vllm_config: "VllmConfig") -> None:
     """Refuses the features that assume one width for the whole model.
 
     Raises:
-        RefusedOptionError: One of them is on, and the model's widths are unequal.
+        RefusedOptionError: One of them is on, and the model's widths are unequal; or
+            expert parallelism would leave a rank without an expert of some layer.
     """
     text = vllm_config.model_config.hf_text_config
     widths = getattr(text, RESOLVED_FIELD, None)
@@ -208,4 +209,16 @@ def refuse_unsupported(vllm_config: "VllmConfig") -> None:
             f"{', '.join(used)}: not possible with unequal numbers of routed experts "
             f"(this checkpoint has {sorted({w for w in widths if w})}); "
             "leave the option out"
+        )
+    ranks = parallel.tensor_parallel_size * parallel.data_parallel_size
+    ranks *= parallel.prefill_context_parallel_size
+    built = (
+        widths if vllm_config.speculative_config else widths[: text.num_hidden_layers]
+    )
+    narrow = [layer for layer, width in enumerate(built) if 0 < width < ranks]
+    if parallel.enable_expert_parallel and narrow:
+        raise RefusedOptionError(
+            f"--enable-expert-parallel over {ranks} ranks: layers {narrow} have fewer "
+            "routed experts than that, so a rank would hold none; use at most "
+            f"{min(built[layer] for layer in narrow)} ranks, or leave the option out"
         )
