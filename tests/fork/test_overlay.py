@@ -104,9 +104,18 @@ def test_only_sources_are_shipped(make_repo):
         {
             "vllm/a.py": "",
             "vllm/__pycache__/a.cpython-311.pyc": "",
+            "vllm/a.py~": "",
+            "vllm/.a.py.swp": "",
             "exl3/_C.abi3.so": "",
             "tests/t.py": "",
             "README.md": "",
         }
     )
     assert fork_files(repo) == ["vllm/a.py"]
+
+
+def test_a_file_in_another_encoding_is_named(make_repo):
+    repo = make_repo({"vllm/new.py": ""})
+    (repo / "vllm/new.py").write_bytes(b"NAME = '\xe9'\n")
+    with pytest.raises(ForkError, match=r"^vllm/new\.py: is no Python source \("):
+        plan_overlay(repo, UPSTREAM)

@@ -19,7 +19,8 @@ from tools.fork.errors import ForkError
 
 #: The top-level packages that hold the fork's files.
 ROOTS = ("vllm", "exl3")
-_NOT_SHIPPED = ("__pycache__", ".pyc", ".so", ".pyi~")
+#: Endings of what is no source: caches, what was built, what editors leave.
+_NOT_SHIPPED = ("__pycache__", ".pyc", ".so", "~", ".swp")
 
 
 @dataclass(frozen=True)
@@ -138,9 +139,11 @@ def _imports_sibling(source: Path, path: str, sibling: str) -> bool:
     wanted = module_name(sibling)
     package = wanted.rpartition(".")[0]
     try:
-        tree = ast.parse(source.read_text())
+        tree = ast.parse(source.read_text(encoding="utf-8"))
     except SyntaxError as error:
         raise ForkError(f"{path}: line {error.lineno}: {error.msg}") from error
+    except ValueError as error:  # not UTF-8, or a null byte
+        raise ForkError(f"{path}: is no Python source ({error})") from error
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             module = imported_module(package, node)
