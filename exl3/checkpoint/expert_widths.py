@@ -196,7 +196,9 @@ def resolve_widths(
             widths[layer] = held
         elif says is not None:
             widths[layer] = says
-    _check_routing(config, plan, widths, field)
+    # GLM-4's configs name no method, and its routers have a bias all the same.
+    biased = config.get("topk_method") == "noaux_tc" or bool(stored.biases)
+    _check_routing(config, plan, widths, field, biased)
     if field is None and len({width for width in widths if width}) <= 1:
         return None
     return tuple(widths)
@@ -369,6 +371,7 @@ def _check_routing(
     plan: LayerPlan,
     widths: list[int],
     field: str | None,
+    biased: bool,
 ) -> None:
     """Every width must leave the router its choice of experts.
 
@@ -379,7 +382,6 @@ def _check_routing(
     top_k = _count(config, "num_experts_per_tok", 1)
     groups = _count(config, "n_group", 1)
     kept = _count(config, "topk_group", groups)
-    best_two = config.get("topk_method") == "noaux_tc"
     for layer in (*plan.moe_layers, *plan.drafts):
         width = widths[layer]
         if width == 0 and field is None:
@@ -398,8 +400,8 @@ def _check_routing(
                 f"of {groups}, or set n_group and topk_group to 1"
             )
         size = width // groups
-        if (best_two and size < 2) or kept * size < top_k:
-            needed = max(2 if best_two else 1, -(-top_k // kept)) * groups
+        if (biased and size < 2) or kept * size < top_k:
+            needed = max(2 if biased else 1, -(-top_k // kept)) * groups
             raise CheckpointError(
                 f"{where} in {groups} groups of {size}, too few to choose {kept} "
                 f"groups and {top_k} experts from them; keep at least {needed}, or "

@@ -269,6 +269,18 @@ def test_grouped_routing_must_work(width, groups, says):
         resolve(config, headers)
 
 
+def test_a_stored_bias_needs_two_experts_a_group():
+    """GLM-4's config has no `topk_method`."""
+    config = {**BASE, "n_group": 8, "topk_group": 4}
+    bias = TensorHeader(
+        "model.layers.1.mlp.gate.e_score_correction_bias", "F32", (8,), "m"
+    )
+    headers = gates([0, 8, 8, 8, 8, 8])
+    assert resolve(config, headers) is None
+    with pytest.raises(CheckpointError, match=r"8 groups of 1.*keep at least 16"):
+        resolve(config, [*headers, bias])
+
+
 def test_groups_must_hold_top_k():
     config = {**BASE, **GROUPS, "topk_group": 1, "num_experts_per_tok": 4}
     with pytest.raises(CheckpointError, match="keep at least 16"):
