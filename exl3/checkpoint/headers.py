@@ -11,7 +11,6 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +46,28 @@ def read_folder(folder: Path) -> tuple[TensorHeader, ...]:
     Raises:
         CheckpointError: A file is missing, damaged or outside the folder.
     """
-    files = tuple(folder / name for name in _shard_names(folder))
-    return _read_files(files, tuple(_fingerprint(file) for file in files))
+    names = _shard_names(folder)
+    return tuple(header for name in names for header in read_header(folder / name))
+
+
+def fingerprint(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    """What changes when a checkpoint's files do, told without reading any.
+
+    Returns:
+        The name, size in bytes and time of change in ns of the index and each shard.
+
+    Raises:
+        CheckpointError: A file is a link to nothing.
+    """
+    files = sorted([*folder.glob("*.safetensors"), *folder.glob(INDEX_FILE)])
+    found = []
+    for file in files:
+        try:
+            status = file.stat()
+        except OSError as error:
+            raise CheckpointError(f"{file}: {error.strerror}") from error
+        found.append((file.name, status.st_size, status.st_mtime_ns))
+    return tuple(found)
 
 
 def read_header(file: Path) -> Iterator[TensorHeader]:
@@ -123,19 +142,3 @@ def _shard_names(folder: Path) -> list[str]:
                 f"{folder}; fetch it, or rebuild the index"
             )
     return names
-
-
-def _fingerprint(file: Path) -> tuple[int, int]:
-    try:
-        status = file.stat()
-    except OSError as error:  # a link whose target was never fetched
-        raise CheckpointError(f"{file}: {error.strerror}") from error
-    return status.st_size, status.st_mtime_ns
-
-
-@lru_cache(maxsize=4)
-def _read_files(
-    files: tuple[Path, ...], fingerprints: tuple[tuple[int, int], ...]
-) -> tuple[TensorHeader, ...]:
-    """Reads headers once for each state of the files: an engine asks several times."""
-    return tuple(header for file in files for header in read_header(file))

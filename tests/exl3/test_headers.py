@@ -3,6 +3,7 @@
 """Headers are read exactly, and hostile ones are refused before they cost anything."""
 
 import json
+import os
 import struct
 import sys
 from pathlib import Path
@@ -10,7 +11,13 @@ from pathlib import Path
 import pytest
 
 from exl3.checkpoint.errors import CheckpointError
-from exl3.checkpoint.headers import INDEX_FILE, TensorHeader, read_folder, read_header
+from exl3.checkpoint.headers import (
+    INDEX_FILE,
+    TensorHeader,
+    fingerprint,
+    read_folder,
+    read_header,
+)
 
 
 def write_file(path: Path, header: object, body: bytes = b"", length=None) -> Path:
@@ -86,8 +93,9 @@ def test_missing_shard_is_named(tmp_path):
 
 def test_a_link_to_nothing_is_named(tmp_path):
     (tmp_path / "model.safetensors").symlink_to(tmp_path / "never-fetched")
-    with pytest.raises(CheckpointError, match=r"model\.safetensors: No such file"):
-        read_folder(tmp_path)
+    for read in (read_folder, fingerprint):
+        with pytest.raises(CheckpointError, match=r"model\.safetensors: No such file"):
+            read(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -99,11 +107,21 @@ def test_damaged_index_is_refused(tmp_path, text):
         read_folder(tmp_path)
 
 
-def test_a_changed_file_is_read_again(tmp_path):
+def test_a_fingerprint_tells_every_change_of_the_files(tmp_path):
+    seen = {fingerprint(tmp_path)}
     file = write_file(tmp_path / "m.safetensors", {"x": entry([1])})
-    assert read_folder(tmp_path)[0].shape == (1,)
-    write_file(file, {"x": entry([2, 2])})
-    assert read_folder(tmp_path)[0].shape == (2, 2)
+    seen.add(fingerprint(tmp_path))
+    (tmp_path / "README.md").touch()
+    assert fingerprint(tmp_path) in seen
+    write_file(file, {"x": entry([22])})
+    seen.add(fingerprint(tmp_path))
+    (tmp_path / INDEX_FILE).write_text("{}")
+    seen.add(fingerprint(tmp_path))
+    os.utime(file, ns=(1, 1))
+    seen.add(fingerprint(tmp_path))
+    file.unlink()
+    seen.add(fingerprint(tmp_path))
+    assert len(seen) == 6
 
 
 def test_the_index_decides_which_files_count(tmp_path):

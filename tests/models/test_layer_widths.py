@@ -15,6 +15,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from exl3.checkpoint import headers
 from exl3.checkpoint.errors import CheckpointError
 from tests.checkpoints import write_checkpoint
 from vllm.model_executor.models import expert_widths as hook
@@ -263,6 +264,27 @@ def test_a_field_that_varies_for_another_reason_stays(unequal, tmp_path):
         "n_routed_experts_per_layer": {"1": 4},
         "per_layer_config": {"1": {"rms_norm_eps": 1.0}},
     }
+
+
+def test_headers_are_read_once_while_the_files_stay(unequal, tmp_path, monkeypatch):
+    path = edit(unequal, tmp_path)
+    reads = []
+
+    def read_folder(folder):
+        reads.append(folder)
+        return headers.read_folder(folder)
+
+    monkeypatch.setattr(reading, "read_folder", read_folder)
+    for _ in range(2):
+        config = get_config(str(path), trust_remote_code=False)
+        assert config.n_routed_experts_per_layer == WIDTHS
+    assert reads == [path]
+    index = path / headers.INDEX_FILE
+    text = index.read_text()
+    index.unlink()  # a link into the other checkpoint
+    index.write_text(text + " ")
+    get_config(str(path), trust_remote_code=False)
+    assert reads == [path, path]
 
 
 def test_a_contradiction_is_refused_as_the_config_is_read(unequal, tmp_path):

@@ -8,6 +8,7 @@ builds the layers from it.
 """
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from exl3.checkpoint.expert_widths import (
     read_stored,
     resolve_widths,
 )
-from exl3.checkpoint.headers import TensorHeader, read_folder
+from exl3.checkpoint.headers import fingerprint, read_folder
 from vllm.logger import init_logger
 
 logger = init_logger(__name__)
@@ -177,25 +178,38 @@ def _stored_widths(
     A checkpoint that is still to be fetched, or the rest of it, is checked again,
     layer by layer, when its tensors are loaded.
     """
+    layers = fields["num_hidden_layers"]
+    num_layers = layers if type(layers) is int else 0  # refused with the config
     folder = Path(model)
-    headers = read_folder(folder) if folder.is_dir() else _fetched(model, revision)
-    return read_stored(headers, fields["num_hidden_layers"] or 0)
+    if folder.is_dir():
+        return _read_stored(folder, num_layers, fingerprint(folder))
+    fetched = _fetched_folder(model, revision)
+    if fetched is None:
+        return read_stored((), 0)
+    try:
+        return _read_stored(fetched, num_layers, fingerprint(fetched))
+    except CheckpointError:  # the index names a shard that is still to come
+        return read_stored((), 0)
 
 
-def _fetched(model: str, revision: str | None) -> tuple[TensorHeader, ...]:
-    """The headers of a hub's checkpoint; none unless all its shards were fetched."""
+@lru_cache(maxsize=4)
+def _read_stored(folder: Path, num_layers: int, _state: object) -> StoredWidths:
+    """Reads headers once for each state of the files: an engine asks several times.
+
+    The answer is small; the headers of a million tensors are not, and are let go.
+    """
+    return read_stored(read_folder(folder), num_layers)
+
+
+def _fetched_folder(model: str, revision: str | None) -> Path | None:
+    """Where the hub's cache keeps a checkpoint, unless shards are still to come."""
     from huggingface_hub import try_to_load_from_cache
 
     config = try_to_load_from_cache(model, "config.json", revision=revision)
     if not isinstance(config, str):
-        return ()
+        return None
     folder = Path(config).parent
     names = [path.name for path in folder.glob("*.safetensors")]
     # Shards come before their index, which would say what is missing.
     of = [int(found[1]) for name in names if (found := _SHARD.search(name))]
-    if len(names) < max(of, default=1):
-        return ()
-    try:
-        return read_folder(folder)
-    except CheckpointError:  # the index names a shard that is still to come
-        return ()
+    return folder if len(names) >= max(of, default=1) else None
