@@ -318,6 +318,11 @@ def test_other_architectures_are_left_alone(architectures, tmp_path):
         reading.resolve_config(config, tmp_path, None)
 
 
+@pytest.mark.parametrize("field", ["GlmMoeDsaForCausalLM", 1, [["x"]], {"a": 1}, True])
+def test_what_is_no_list_of_names_is_left_to_upstream(field):
+    assert not reading.is_supported(field)
+
+
 def test_a_second_scalar_field_does_not_mislead(tmp_path):
     """A pruner may write DeepSeek's field into a config of Qwen, which has its own."""
     text = Qwen3MoeConfig(num_hidden_layers=2, num_experts=128, num_experts_per_tok=2)

@@ -7,7 +7,7 @@ global index, draft layers included. `vllm/model_executor/models/expert_widths.p
 builds the layers from it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -57,9 +57,15 @@ ARCHITECTURES = frozenset(
 )
 
 
-def is_supported(architectures: Iterable[str] | None) -> bool:
-    """Whether a model of these architectures can have unequal widths."""
-    return not ARCHITECTURES.isdisjoint(architectures or ())
+def is_supported(architectures: Any) -> bool:
+    """Whether a model of these architectures can have unequal widths.
+
+    Args:
+        architectures: The field as the config has it. What is no list of names is
+            left to upstream, which refuses it.
+    """
+    names = architectures if isinstance(architectures, list) else []
+    return any(isinstance(name, str) and name in ARCHITECTURES for name in names)
 
 
 def move_widths_to_list(config: dict[str, Any]) -> dict[str, Any]:
