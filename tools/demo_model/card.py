@@ -38,8 +38,8 @@ COMMANDS = {
 ABOUT = {
     "pretrain": "Every mixture-of-experts layer has 8 routed experts.",
     "finetune": (
-        "Its layers have unequal numbers of routed experts: the equal demo model"
-        " (`demo-glm-dsa`), pruned by routing statistics and fine-tuned briefly."
+        "It is the equal demo model (`demo-glm-dsa`), pruned by routing statistics to"
+        "\nunequal numbers of routed experts and trained on, briefly."
     ),
 }
 
@@ -55,7 +55,9 @@ tags: [glm_moe_dsa, demo]
 
 A small English language model for trying vLLM Hetero and for its tests. It
 continues text in the style of the King James Bible; it is no assistant and knows
-nothing else. {about}
+nothing else.
+
+{about}
 
 ## Architecture
 
@@ -75,17 +77,17 @@ nothing else. {about}
 {long_window} tokens |
 
 The sparse-attention indexers keep random weights. They choose nothing: up to
-`index_topk` = {index_topk} tokens the indexer takes every token, so attention is
-dense. The chat template puts the messages one after the other, and the model
-continues the last one.
+`index_topk` = {index_topk} tokens the indexer takes every token, so attention is dense.
+The chat template puts the messages one after the other, and the model continues
+the last one.
 
 ## Data and licence
 
 The King James Bible from Debian's package `bible-kjv-text` 4.38: {train_bytes:,}
 bytes to train on, and {heldout_bytes:,} bytes held out ({heldout_chapters} whole
-chapters from all over the book). The text dates from 1611 and is in the public domain;
-in the United Kingdom its printing is under Crown letters patent. The weights and
-the code that made them are under Apache-2.0, as the repository.
+chapters, from all over the book). The text dates from 1611 and is in the public domain; in
+the United Kingdom its printing is under Crown letters patent. The weights and the
+code that made them are under Apache-2.0, as the repository.
 
 ## Training
 
