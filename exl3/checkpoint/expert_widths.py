@@ -19,15 +19,15 @@ from typing import Any
 
 from exl3.checkpoint.errors import CheckpointError
 from exl3.checkpoint.headers import TensorHeader
+from exl3.checkpoint.layers import LayerPlan, count_field
 
-#: The field that holds widths once they are resolved: one entry for each layer by
-#: global index, draft layers included, 0 for a dense layer.
-RESOLVED_FIELD = "n_routed_experts_per_layer"
+#: The field in which a checkpoint should state its widths.
+PER_LAYER_FIELD = "n_routed_experts_per_layer"
 #: Fields that state one width for the whole model.
 SCALAR_FIELDS = ("n_routed_experts", "num_experts", "num_local_experts")
 #: Fields that state a width for each layer. A dot goes into a nested field.
 PER_LAYER_FIELDS = (
-    RESOLVED_FIELD,
+    PER_LAYER_FIELD,
     "num_experts_per_layer",
     "per_layer_num_experts",
     "num_local_experts_per_layer",
@@ -49,7 +49,6 @@ SHAPE_FIELDS = (
     "topk_group",
     "topk_method",
 )
-_DRAFT_FIELDS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 
 # Ends at the tensor itself: `gate.weight_scale` is no gate. Indices have few digits,
 # since a name may be hostile.
@@ -59,54 +58,6 @@ _MOE_TENSOR = re.compile(
     r"|experts\.(?:(?P<expert>[0-9]{1,6})\."
     r"|(?P<stack>gate_up_proj|down_proj)(?:\.weight)?$))"
 )
-
-
-@dataclass(frozen=True)
-class LayerPlan:
-    """Which layers a model has, by global index."""
-
-    num_layers: int  # decoder layers
-    num_drafts: int  # draft layers, after the decoder layers
-    moe_layers: tuple[int, ...]  # decoder layers that have routed experts
-
-    @property
-    def drafts(self) -> tuple[int, ...]:
-        """Global indices of the draft layers. Each has routed experts."""
-        return tuple(range(self.num_layers, self.num_layers + self.num_drafts))
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> "LayerPlan":
-        """Reads the layer counts of a DeepSeek, GLM or Qwen config.
-
-        Raises:
-            CheckpointError: A count is missing or is no count.
-        """
-        num_layers = _count(config, "num_hidden_layers")
-        num_drafts = 0
-        for field in _DRAFT_FIELDS:
-            if config.get(field):
-                num_drafts = _count(config, field)
-        types = config.get("mlp_layer_types")
-        first_dense = _count(config, "first_k_dense_replace", 0)
-        every = _count(config, "moe_layer_freq", 1)
-        step = _count(config, "decoder_sparse_step", 1)
-        dense = config.get("mlp_only_layers") or []
-        if not isinstance(dense, list) or any(type(at) is not int for at in dense):
-            raise CheckpointError(
-                f"config.json: mlp_only_layers is {brief(dense)}; expected a list of "
-                "layer indices"
-            )
-        dense = set(dense)
-
-        def is_moe(layer: int) -> bool:
-            if isinstance(types, list) and len(types) == num_layers:
-                return types[layer] != "dense"
-            if layer in dense or (layer + 1) % step:
-                return False
-            return layer >= first_dense and layer % every == 0
-
-        moe_layers = tuple(layer for layer in range(num_layers) if is_moe(layer))
-        return cls(num_layers, num_drafts, moe_layers)
 
 
 @dataclass(frozen=True)
@@ -267,10 +218,18 @@ def _declared(
         readings = _readings(field, value, plan, scalar)
         fitting = [widths for widths in readings if _fits(widths, stored)]
         widths = (fitting or readings)[0]
-        if result is not None and not fitting and _fits(result[1], stored):
+        if result is None:
+            result = field, widths
+            continue
+        if not fitting and _fits(result[1], stored):
             # Two fields, and only the other one holds: name this one.
             return field, widths
-        result = result or (field, widths)
+        first, stated = result
+        if not any(_agree(stated, reading) for reading in fitting or readings):
+            raise CheckpointError(
+                f"config.json: {first} and {field} give different widths, "
+                f"{brief(stated)} and {brief(widths)} by layer; keep the right one"
+            )
     if result is not None:
         return result
     layers = (*plan.moe_layers, *plan.drafts)
@@ -290,7 +249,14 @@ def _readings(
                     f"config.json: {field} has the key {brief(key)}, which is no layer "
                     "index"
                 )
-            widths[int(key)] = _width(field, int(key), width)
+            layer = int(key)
+            if layer >= plan.num_layers + plan.num_drafts:
+                raise CheckpointError(
+                    f"config.json: {field} has the key {layer}, but the model has "
+                    f"{plan.num_layers} layers and {plan.num_drafts} draft layers"
+                )
+            if layer in moe or layer in drafts:
+                widths[layer] = _width(field, layer, width)
         return [widths]
     if not isinstance(value, list):
         raise CheckpointError(
@@ -350,6 +316,10 @@ def _fits(widths: Mapping[int, int], stored: StoredWidths) -> bool:
     )
 
 
+def _agree(one: Mapping[int, int], other: Mapping[int, int]) -> bool:
+    return all(one[layer] == other[layer] for layer in one.keys() & other.keys())
+
+
 def _correction(
     config: Mapping[str, Any], plan: LayerPlan, stored: StoredWidths
 ) -> str:
@@ -363,7 +333,7 @@ def _correction(
         else 0
         for layer in layers
     ]
-    return f'set "{RESOLVED_FIELD}": {true}, or use the checkpoint that it describes'
+    return f'set "{PER_LAYER_FIELD}": {true}, or use the checkpoint that it describes'
 
 
 def _check_routing(
@@ -379,9 +349,14 @@ def _check_routing(
     group's two best scores where a correction bias is used, and the experts from
     these (DeepSeek-V3 report, section 2.1.2).
     """
-    top_k = _count(config, "num_experts_per_tok", 1)
-    groups = _count(config, "n_group", 1)
-    kept = _count(config, "topk_group", groups)
+    top_k = count_field(config, "num_experts_per_tok", 1)
+    groups = count_field(config, "n_group", 1)
+    kept = count_field(config, "topk_group", groups)
+    if kept > groups:
+        raise CheckpointError(
+            f"config.json: topk_group {kept} is more than n_group {groups}; a router "
+            "cannot choose more groups than there are"
+        )
     for layer in (*plan.moe_layers, *plan.drafts):
         width = widths[layer]
         if width == 0 and field is None:
@@ -415,22 +390,4 @@ def _lookup(config: Mapping[str, Any], field: str) -> Any:
         if not isinstance(value, Mapping):
             return None
         value = value.get(part)
-    return value
-
-
-def _count(config: Mapping[str, Any], field: str, default: int | None = None) -> int:
-    """A field that counts something.
-
-    Args:
-        config: The model's config.
-        field: The field's name.
-        default: What stands for an absent field, null or 0; None if it must be there.
-    """
-    value = config.get(field)
-    if default is not None and value in (None, 0):
-        return default
-    if type(value) is not int or not 0 <= value < 100_000:
-        raise CheckpointError(
-            f"config.json: {field} is {brief(value)}; expected a count"
-        )
     return value

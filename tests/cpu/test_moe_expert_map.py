@@ -29,7 +29,9 @@ def expert_map(held: range) -> torch.Tensor:
 def test_remote_experts_get_weight_zero():
     ids = torch.tensor([[0, 5], [6, 4]], dtype=torch.int32)
     weights = torch.tensor([[0.25, 0.75], [0.5, 0.5]])
-    local, kept = localize_routing(ids, weights, expert_map(range(SPLIT, EXPERTS)))
+    held = expert_map(range(SPLIT, EXPERTS))
+    local, kept, remote = localize_routing(ids, weights, held)
+    assert remote.tolist() == [[True, False], [False, False]]
     assert local.tolist() == [[0, 1], [2, 0]]
     assert kept.tolist() == [[0.0, 0.75], [0.5, 0.5]]
     assert local.dtype == ids.dtype

@@ -6,11 +6,11 @@ import pytest
 
 from exl3.checkpoint.errors import CheckpointError
 from exl3.checkpoint.expert_widths import (
-    LayerPlan,
     read_stored,
     resolve_widths,
 )
 from exl3.checkpoint.headers import TensorHeader
+from exl3.checkpoint.layers import LayerPlan
 
 # Five layers, the first dense, and one draft layer. A list by global index, a list
 # with the draft, one of the MoE layers only, and that with the draft have the
@@ -154,6 +154,24 @@ REFUSED = {
         },
         WIDTHS,
         ["reap_pruning", "layer 4", "width of 6", "5 rows"],
+    ),
+    "a layer that the model has not": (
+        {"n_routed_experts_per_layer": {"6": 4}},
+        WIDTHS,
+        ["key 6", "5 layers", "1 draft"],
+    ),
+    "two fields that disagree, and no headers": (
+        {
+            "n_routed_experts_per_layer": [0, 8, 4, 6, 5],
+            "reap_pruning": {"n_routed_experts_per_layer": [8, 4, 6, 6]},
+        },
+        [],
+        ["n_routed_experts_per_layer and reap_pruning", "5", "6"],
+    ),
+    "more groups than there are": (
+        {"n_group": 2, "topk_group": 4},
+        WIDTHS[:0],
+        ["topk_group 4", "n_group 2"],
     ),
     "a length that nothing explains": (
         {"n_routed_experts_per_layer": [8, 4, 6]},

@@ -30,7 +30,7 @@ def config_with(widths=WIDTHS, **fields):
         num_hidden_layers=3, n_routed_experts=8, n_shared_experts=2, **fields
     )
     if widths is not None:
-        config.n_routed_experts_per_layer = widths
+        config.resolved_expert_widths = widths
     return config
 
 
@@ -58,7 +58,7 @@ def test_a_prefix_without_a_layer_is_named(prefix):
 
 
 def test_an_index_past_the_list_names_index_and_length():
-    with pytest.raises(ValueError, match=r"4 entries.*'model.layers.4.mlp'.*layer 4"):
+    with pytest.raises(ValueError, match=r"4 layers.*'model.layers.4.mlp'.*layer 4"):
         hook.layer_width("model.layers.4.mlp", config_with())
 
 
@@ -80,7 +80,7 @@ def test_a_layer_sees_its_own_width(layer):
 
 def test_a_layer_of_qwen_sees_its_own_width():
     text = Qwen3MoeConfig(num_hidden_layers=4, num_experts=8)
-    text.n_routed_experts_per_layer = [8, 4, 6, 8]
+    text.resolved_expert_widths = [8, 4, 6, 8]
     engine = SimpleNamespace(
         model_config=SimpleNamespace(hf_text_config=text, hf_config=text)
     )
@@ -231,7 +231,7 @@ def edit(path, copy, **fields):
 
 def test_reading_a_config_resolves_the_widths(unequal):
     config = get_config(str(unequal), trust_remote_code=False)
-    assert config.n_routed_experts_per_layer == WIDTHS
+    assert config.resolved_expert_widths == WIDTHS
     assert config.n_routed_experts == 8
 
 
@@ -252,7 +252,7 @@ def test_reading_a_config_resolves_the_widths(unequal):
 def test_spellings_that_transformers_refuses(unequal, tmp_path, fields):
     path = edit(unequal, tmp_path, n_routed_experts_per_layer=None, **fields)
     config = get_config(str(path), trust_remote_code=False)
-    assert config.n_routed_experts_per_layer == WIDTHS
+    assert config.resolved_expert_widths == WIDTHS
     assert config.n_routed_experts == 8
     assert not config.is_heterogeneous
 
@@ -277,7 +277,7 @@ def test_headers_are_read_once_while_the_files_stay(unequal, tmp_path, monkeypat
     monkeypatch.setattr(reading, "read_folder", read_folder)
     for _ in range(2):
         config = get_config(str(path), trust_remote_code=False)
-        assert config.n_routed_experts_per_layer == WIDTHS
+        assert config.resolved_expert_widths == WIDTHS
     assert reads == [path]
     index = path / headers.INDEX_FILE
     text = index.read_text()
@@ -355,7 +355,7 @@ def test_a_checkpoint_elsewhere_is_taken_at_its_word():
     config.architectures = ["GlmMoeDsaForCausalLM"]
     config.n_routed_experts_per_layer = [0, 0, 0, 4]
     reading.resolve_config(config, "someone/not-here", None)
-    assert config.n_routed_experts_per_layer == [0, 0, 0, 4]
+    assert config.resolved_expert_widths == [0, 0, 0, 4]
     assert config.n_routed_experts == 4
 
 

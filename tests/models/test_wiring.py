@@ -86,7 +86,7 @@ def test_fused_shared_experts_are_refused_where_nothing_places_them():
 
     layer = Glm4MoE.__new__(Glm4MoE)
     layer.__dict__["is_fused_shared_expert_enabled"] = True
-    unequal = SimpleNamespace(n_routed_experts_per_layer=[0, 4], num_hidden_layers=2)
+    unequal = SimpleNamespace(resolved_expert_widths=[0, 4], num_hidden_layers=2)
     with pytest.raises(ValueError, match=r"model\.layers\.1\.mlp: Glm4MoE cannot"):
         layer._refuse_fused_shared_experts(unequal, "model.layers.1.mlp")
     equal = SimpleNamespace(num_hidden_layers=2)

@@ -80,7 +80,7 @@ def assert_english(text):
     assert len(words) >= 15, text
     assert sum(word in COMMON for word in words) >= 0.35 * len(words), text
     # Greedy text of so small a model goes in circles, but not on one spot.
-    assert len(set(words)) >= 0.25 * len(words), text
+    assert len(set(words)) >= 0.2 * len(words), text
 
 
 @pytest.mark.parametrize(

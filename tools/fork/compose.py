@@ -39,9 +39,10 @@ def compose(
 ) -> Overlay:
     """Makes the complete tree of the fork for a target.
 
-    The tree is built beside `out` and renamed, so that an interrupted build or a
-    full disk leaves either the old tree or the new one. A tree that is already
-    current is kept.
+    The tree is built beside `out` and renamed, so that a failed build or a full disk
+    leaves either the old tree or the new one. (Killed between the two renames, it
+    leaves none, and the next build makes it anew.) A tree that is already current is
+    kept.
 
     Args:
         target: "cpu", "cuda" or "empty".
@@ -137,7 +138,9 @@ def _swap(out: Path, tree: Path, old: Path) -> None:
 
 def _stamp(repo: Path, pins: Pins, target: str, overlay: Overlay) -> str:
     """Identifies a linked tree: equal stamps mean equal trees."""
-    parts = [str(repo), repr(pins), target, repr(overlay)]
+    # An edited tool may make another tree of the same parts.
+    own = [path.read_text() for path in sorted(Path(__file__).parent.glob("*.py"))]
+    parts = [str(repo), repr(pins), target, repr(overlay), *own]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 

@@ -85,9 +85,12 @@ def plan_overlay(repo: Path, upstream: set[str]) -> Overlay:
                 raise ForkError(f"{path}: {sibling} is taken, so it cannot extend")
             extended.append(path)
         elif path in upstream:
+            advice = "rename it"
+            if path.endswith(".py"):
+                advice = f"import {module_name(sibling)} in it, or rename it"
             raise ForkError(
                 f"{path}: upstream has a file there and ours does not extend it; "
-                f"import {module_name(sibling)} in it, or rename it"
+                f"{advice}"
             )
         elif extends:
             raise ForkError(

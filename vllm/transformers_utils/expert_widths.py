@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
 """Resolves the number of routed experts of each layer as a config is read.
 
-The answer travels in the config as `n_routed_experts_per_layer`: one entry a layer by
+The answer travels in the config as `resolved_expert_widths`: one entry a layer by
 global index, draft layers included. `vllm/model_executor/models/expert_widths.py`
 builds the layers from it.
 """
@@ -17,8 +17,8 @@ from transformers import PreTrainedConfig
 
 from exl3.checkpoint.errors import CheckpointError
 from exl3.checkpoint.expert_widths import (
+    PER_LAYER_FIELD,
     PER_LAYER_FIELDS,
-    RESOLVED_FIELD,
     SCALAR_FIELDS,
     SHAPE_FIELDS,
     StoredWidths,
@@ -32,6 +32,10 @@ logger = init_logger(__name__)
 
 _SHARD = re.compile(r"-of-([0-9]{1,6})\.safetensors$")
 
+#: The attribute of a config that holds its widths: one for each layer by global index,
+#: draft layers included, 0 for a dense layer. Absent if the model has one throughout.
+#: No field of any `config.json`, so nobody else writes it.
+RESOLVED_FIELD = "resolved_expert_widths"
 #: Architectures whose MoE layers are built through `layer_config`. Others are left
 #: to upstream, which has spellings of its own for some of them.
 ARCHITECTURES = frozenset(
@@ -103,9 +107,9 @@ def resolve_config(
         CheckpointError: Config and checkpoint contradict each other, or a width cannot
             be routed.
     """
-    if not is_supported(config.architectures):
-        return
     text = config.get_text_config()
+    if not (is_supported(config.architectures) or is_supported(text.architectures)):
+        return
     fields = _plain_fields(text)
     stored = _stored_widths(str(model), revision, fields)
     widths = resolve_widths(fields, stored)
@@ -125,7 +129,7 @@ def _move_widths(config: dict[str, Any]) -> dict[str, Any]:
         widths = config[field]
         counts = [width for width in widths if type(width) is int]
         moved = {**config, field: max(counts, default=0)}
-        return {**moved, RESOLVED_FIELD: config.get(RESOLVED_FIELD) or widths}
+        return {**moved, PER_LAYER_FIELD: config.get(PER_LAYER_FIELD) or widths}
 
     layers = config.get("per_layer_config")
     if not isinstance(layers, Mapping):
@@ -140,7 +144,7 @@ def _move_widths(config: dict[str, Any]) -> dict[str, Any]:
             rest[layer] = kept
     if not widths:
         return config
-    moved = {**config, RESOLVED_FIELD: widths, "per_layer_config": rest}
+    moved = {**config, PER_LAYER_FIELD: widths, "per_layer_config": rest}
     if not rest:
         del moved["per_layer_config"]
     return moved

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 import regex as re
 import torch
 
-from exl3.checkpoint.expert_widths import RESOLVED_FIELD
 from vllm.model_executor.models.utils import maybe_fuse_shared_experts
 from vllm.refusal import RefusedOptionError
-from vllm.transformers_utils.expert_widths import scalar_fields
+from vllm.transformers_utils.expert_widths import RESOLVED_FIELD, scalar_fields
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -57,8 +56,8 @@ def layer_width(prefix: str, config: "PreTrainedConfig") -> int | None:
     index = layer_index(prefix, config)
     if index >= len(widths):
         raise ValueError(
-            f"{RESOLVED_FIELD} has {len(widths)} entries, and the module {prefix!r} "
-            f"belongs to layer {index}"
+            f"the config gives {len(widths)} layers their routed experts, and the "
+            f"module {prefix!r} belongs to layer {index}"
         )
     return widths[index]
 

@@ -18,7 +18,7 @@ from vllm.model_executor.layers.fused_moe.experts import cpu_moe_upstream as ups
 
 def localize_routing(
     topk_ids: torch.Tensor, topk_weights: torch.Tensor, expert_map: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Routing by a rank's own expert ids.
 
     An expert that another rank holds becomes local expert 0 with weight 0: the
@@ -31,12 +31,14 @@ def localize_routing(
             `[global_num_experts]` int.
 
     Returns:
-        Local ids and weights, contiguous, of the types that came in.
+        Local ids and weights, contiguous, of the types that came in; and which of
+        them are of remote experts, `[num_tokens, top_k]` bool.
     """
     local = expert_map[topk_ids.long()]
     remote = local < 0
     ids = local.masked_fill(remote, 0).to(topk_ids.dtype)
-    return ids.contiguous(), topk_weights.masked_fill(remote, 0.0).contiguous()
+    weights = topk_weights.masked_fill(remote, 0.0)
+    return ids.contiguous(), weights.contiguous(), remote
 
 
 def _by_local_experts(apply: Any) -> Any:
@@ -47,10 +49,10 @@ def _by_local_experts(apply: Any) -> Any:
         expert_map = arguments["expert_map"]
         if expert_map is None:
             return apply(self, **arguments)
-        remote = expert_map[arguments["topk_ids"].long()] < 0
-        arguments["topk_ids"], arguments["topk_weights"] = localize_routing(
+        ids, weights, remote = localize_routing(
             arguments["topk_ids"], arguments["topk_weights"], expert_map
         )
+        arguments.update(topk_ids=ids, topk_weights=weights)
         result = apply(self, **arguments)
         if arguments["apply_router_weight_on_input"]:
             # Only with top_k 1. The weight is in the input, so the zero did nothing.
