@@ -85,9 +85,9 @@ the last one.
 
 The King James Bible from Debian's package `bible-kjv-text` 4.38: {train_bytes:,}
 bytes to train on, and {heldout_bytes:,} bytes held out ({heldout_chapters} whole
-chapters, from all over the book). The text dates from 1611 and is in the public domain; in
-the United Kingdom its printing is under Crown letters patent. The weights and the
-code that made them are under Apache-2.0, as the repository.
+chapters, from all over the book). The text dates from 1611 and is in the public
+domain; in the United Kingdom its printing is under Crown letters patent. The
+weights and the code that made them are under Apache-2.0, as the repository.
 
 ## Training
 
