@@ -42,7 +42,16 @@ def start(tokenizer, tmp_path, monkeypatch):
         long_window=64,
         eval_every=2,
     )
-    small = replace(ModelConfig(), num_hidden_layers=2, widths=(0, 4, 4))
+    small = replace(
+        ModelConfig(),
+        hidden_size=64,
+        num_hidden_layers=2,
+        intermediate_size=64,
+        moe_intermediate_size=32,
+        widths=(0, 4, 4),
+        kv_lora_rank=64,
+        max_position_embeddings=128,
+    )
     monkeypatch.setattr(train, "ModelConfig", lambda: small)
     monkeypatch.setattr(train, "RECIPES", {"pretrain": recipe})
     monkeypatch.setattr(train, "WORKERS", 1)
