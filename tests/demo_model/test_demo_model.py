@@ -160,6 +160,7 @@ def test_bits_per_byte_is_the_text_s_negative_log_likelihood(equal_model, tokens
 @torch.no_grad()
 def test_agreement_compares_a_draft_with_the_trunk_one_token_later(equal_model, tokens):
     """Position by position, each on the text up to it alone."""
+    tokens = tokens[:, :16]
     right = drafts = 0
     for chapter in tokens:
         for end in range(2, len(chapter)):
