@@ -60,6 +60,8 @@ _FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             **_MLA,
             "scoring_func": "softmax",
             "topk_method": "greedy",
+            "n_group": 1,
+            "topk_group": 1,
             "norm_topk_prob": False,
             "routed_scaling_factor": 1.0,
         },
