@@ -24,6 +24,8 @@ class Checkpoints:
         path = self.folder / f"{model_type}-{'unequal' if unequal else 'equal'}"
         if not path.exists():
             widths = WIDTHS if unequal else None
+            if unequal and model_type == "qwen3_moe":
+                widths = WIDTHS[:-1]  # it has no draft
             write_checkpoint(
                 path, model_type=model_type, widths=widths, dtype="float32", shards=3
             )
