@@ -11,6 +11,7 @@ import. They share nothing else: each is shut down before the next one starts.
 import gc
 import json
 import os
+import socket
 import subprocess
 import sys
 from dataclasses import asdict, dataclass, field
@@ -84,6 +85,13 @@ def run(*cases: Case, environment: dict[str, str] | None = None) -> list[Result]
         tail = process.stderr[-6000:]
         raise RuntimeError(f"exit code {process.returncode}, {len(lines)} done\n{tail}")
     return [_result(json.loads(line.removeprefix("RESULT "))) for line in lines]
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def _result(data: dict[str, Any]) -> Result:

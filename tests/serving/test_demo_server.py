@@ -5,14 +5,13 @@
 import json
 import re
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
 
 import pytest
 
-from tests.serving.generate import REPO
+from tests.serving.generate import REPO, free_port
 
 MODEL = REPO / "examples" / "demo-glm-dsa-ragged"
 
@@ -30,12 +29,6 @@ COMMON = set(
     """,
     )
 )
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Server:

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.serving.generate import Case, run
+from tests.serving.generate import Case, free_port, run
 
 
 def variant(path, out, **fields):
@@ -57,8 +57,9 @@ def test_refused_by_name(refused, name, says):
 def test_the_server_ends_with_one_line(checkpoints, tmp_path):
     unequal = checkpoints.path("deepseek_v3", unequal=True)
     bad = variant(unequal, tmp_path / "bad", n_routed_experts_per_layer=[0, 7, 6, 8])
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     server = subprocess.run(
-        [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", bad],
+        [*command, "--model", bad, "--port", str(free_port())],
         capture_output=True,
         text=True,
         check=False,
