@@ -56,7 +56,7 @@ def server_command(model: Path, port: int) -> list[str]:
 def ready_lines(port: int) -> str:
     """What a person is told once the server answers: where, and a line to try."""
     url = f"http://{HOST}:{port}"
-    request = {"model": NAME, "prompt": PROMPT, "max_tokens": 40, "temperature": 0}
+    request = {"model": NAME, "prompt": PROMPT, "max_tokens": 40, "seed": 1}
     return (
         f"ready: the demo model answers on {url} (Ctrl-C stops it); try\n"
         f"curl -s {url}/v1/completions -H 'Content-Type: application/json' "

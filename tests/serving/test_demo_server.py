@@ -69,6 +69,7 @@ def server():
 
 
 def assert_english(text):
+    assert text.isascii(), text
     words = re.findall(r"[a-z]+", text.lower())
     assert len(words) >= 15, text
     assert sum(word in COMMON for word in words) >= 0.35 * len(words), text
@@ -84,6 +85,14 @@ def test_it_completes_a_sentence_in_english(server, prompt):
     reply = server.post("/v1/completions", prompt=prompt, max_tokens=48, temperature=0)
     assert_english(reply["choices"][0]["text"])
     assert reply["usage"]["completion_tokens"] == 48
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_it_samples_in_english(server, seed):
+    """At the temperature of the model's own generation_config.json."""
+    prompt = "And the king said unto his servants,"
+    reply = server.post("/v1/completions", prompt=prompt, max_tokens=48, seed=seed)
+    assert_english(reply["choices"][0]["text"])
 
 
 def test_it_chats(server):

@@ -158,4 +158,4 @@ def test_line_to_try_is_one_a_shell_takes():
     assert words[0] == "curl"
     assert "http://127.0.0.1:8123/v1/completions" in words
     request = json.loads(words[words.index("-d") + 1])
-    assert (request["model"], request["temperature"]) == (serve_demo.NAME, 0)
+    assert (request["model"], request["seed"]) == (serve_demo.NAME, 1)
