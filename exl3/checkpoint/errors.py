@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
-"""The error that every refusal of a checkpoint raises."""
+"""The error that every refusal of a checkpoint raises; see `exl3.format.errors`."""
 
+from exl3.format.errors import CheckpointError
 
-class CheckpointError(ValueError):
-    """A checkpoint cannot be used. The message is one line that says what to do."""
+__all__ = ["CheckpointError"]
