@@ -50,6 +50,9 @@ KINDS = {
 #: What converters quantize.
 LINEARS = frozenset({"attention", "mlp", "shared_experts", "experts"})
 
+#: Where a rank-sliced checkpoint keeps the bits of each expert.
+BITMAP_FILE = "tier_bitmap.json"
+
 _LAYER = re.compile(r"layers\.(\d+)\.")
 _EXPERT = re.compile(r"layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)_proj$")
 
@@ -96,8 +99,8 @@ def write_pack(
     Args:
         path: The folder; made if it isn't there.
         trunk: Kinds of modules (see `KINDS`) that are EXL3 in the decoder layers.
-            The head belongs to the trunk.
-        draft: The same for the MTP layers; None: as in the trunk.
+        draft: The same for the MTP layers; None: as in the trunk. The head belongs to
+            the trunk, and so does the draft's copy of it.
         formats: Given to the modules one after another, over and over; so three of
             them differ within every expert. Rank-sliced experts take one format an
             expert, as all three projections must have the same there, and only its
@@ -131,69 +134,33 @@ def write_pack(
     )
     stored_widths = widths or [experts] * (layers + mtp)
     dense = make_tensors(config, stored_widths, mtp=mtp, dtype=dtype, seed=seed)
-    twin = {name: tensor.to(torch.float32, copy=True) for name, tensor in dense.items()}
-    writer = _Writer(seed, legacy_signs)
-    is_sliced = set()
-    position = 0
-    for name, weight in dense.items():
+    writer = _Writer(dense, formats, ranks, shared_h, legacy_signs, seed)
+    for name in dense:
         key = name.removesuffix(".weight")
-        kinds = trunk if draft is None or _layer(key) < layers else draft
-        if key == name or not _is_a(key, kinds):
-            continue
-        expert = _EXPERT.search(key)
-        if expert and ranks is not None:
-            layer, index = int(expert[1]), int(expert[2])
-            bits = formats[(layer + index) % len(formats)].bits
-            shared = key.replace(f"experts.{index}.", "experts.shared_h.")
-            twin[name] = writer.sliced(
-                key, weight, bits, ranks, shared if shared_h else None
-            )
-            is_sliced.add(layer)
-        elif key.endswith("shared_head.head"):
-            writer.copy("lm_head", key)
-            twin[name] = twin["lm_head.weight"].clone()
-        else:
-            if key == "lm_head":
-                weight = torch.full_like(
-                    weight, LOGIT_SPREAD / math.sqrt(weight.shape[1])
-                )
-            bias = dense.get(f"{key}.bias")
-            if bias is not None:
-                twin[f"{key}.bias"] = bias.half().float()
-            twin[name] = writer.linear(
-                key, weight, formats[position % len(formats)], bias
-            )
-            position += 1
-
-    stored = {name: t for name, t in dense.items() if not writer.replaces(name)}
+        in_trunk = draft is None or _layer(key) < layers or _is_a(key, {"head"})
+        if key != name and _is_a(key, trunk if in_trunk else draft):
+            writer.replace(key)
     if _is_a("lm_head", trunk):
-        _lean_towards_head(stored, twin, seed)
-    config |= _quantization(formats, stamp)
-    if is_sliced:
-        config["hybrid_tr3_tail"] = tail = _tail(
-            writer.expert_bits, stored_widths, is_sliced, ranks, shared_h
-        )
-        if tail["bits"] == "mixed":
-            path.mkdir(parents=True, exist_ok=True)
-            bitmap = {
-                str(layer): {"k": [bits[e] for e in sorted(bits)]}
-                for layer, bits in writer.expert_bits.items()
-            }
-            (path / "tier_bitmap.json").write_text(json.dumps(bitmap))
-    save_checkpoint(path, config, stored | writer.tensors, shards=shards)
-    if tensor_storage:
-        storage = {
-            **config.get("quantization_config", {}),
-            "tensor_storage": _storage(writer),
-        }
-        (path / "quantization_config.json").write_text(json.dumps(storage))
-    twin_config = {
-        field: value
-        for field, value in config.items()
-        if field not in ("quantization_config", "hybrid_tr3_tail")
-    }
+        writer.lean_towards_head(seed)
+
     twin_path = path.with_name(f"{path.name}-twin")
-    save_checkpoint(twin_path, twin_config | {"dtype": "float32"}, twin, shards=shards)
+    twin_config = {**config, "dtype": "float32"}
+    save_checkpoint(twin_path, twin_config, writer.twin, shards=shards)
+
+    config |= _quantization(formats, stamp)
+    if writer.expert_bits:
+        config["hybrid_tr3_tail"] = _tail(
+            writer.expert_bits, stored_widths, ranks, shared_h
+        )
+    save_checkpoint(path, config, writer.tensors, shards=shards)
+    if "bits_per_expert" in config.get("hybrid_tr3_tail", {}):
+        _write_json(path / BITMAP_FILE, _bitmap(writer.expert_bits))
+    if tensor_storage:
+        block = config.get("quantization_config", {})
+        _write_json(
+            path / "quantization_config.json",
+            {**block, "tensor_storage": _storage(writer)},
+        )
     return Pack(path, twin_path)
 
 
@@ -207,134 +174,144 @@ def _is_a(key: str, kinds: Collection[str]) -> bool:
 
 
 class _Writer:
-    """Draws EXL3 modules, and keeps their tensors."""
+    """Replaces dense modules by EXL3 modules, and keeps the tensors of both kinds.
 
-    def __init__(self, seed: int, legacy_signs: bool):
-        self.tensors: Tensors = {}
+    Attributes:
+        tensors: What the pack stores.
+        twin: What the twin stores, float32.
+        formats: Of each module that is EXL3 and no slice.
+        expert_bits: By layer and expert, of the rank-sliced experts.
+    """
+
+    def __init__(
+        self,
+        dense: Tensors,
+        formats: Sequence[Format],
+        ranks: int | None,
+        shared_h: bool,
+        legacy_signs: bool,
+        seed: int,
+    ):
+        self.tensors = dict(dense)
+        self.twin = {
+            name: tensor.to(torch.float32, copy=True) for name, tensor in dense.items()
+        }
         self.formats: dict[str, Format] = {}
         self.expert_bits: dict[int, dict[int, float]] = {}
-        self._draw = np.random.default_rng(seed)
+        self._formats = formats
+        self._ranks = ranks
+        self._shared_h = shared_h
         self._legacy_signs = legacy_signs
-        self._replaced: set[str] = set()
+        self._draw = np.random.default_rng(seed)
 
-    def replaces(self, name: str) -> bool:
-        """Whether a dense tensor gave way to an EXL3 module."""
-        return name in self._replaced
-
-    def linear(
-        self, key: str, weight: torch.Tensor, format: Format, bias: torch.Tensor | None
-    ) -> torch.Tensor:
-        """Draws an EXL3 module in place of a dense one of the same spread.
-
-        Args:
-            key: Name of the module.
-            weight: [n, k], in whose place the module stands.
-            format: Its bits and codebook.
-            bias: [n] or None.
-
-        Returns:
-            The weight that was drawn, float32 [n, k].
-        """
-        self._replaced.add(f"{key}.weight")
+    def replace(self, key: str) -> None:
+        """Draws an EXL3 module in place of a dense one of the same spread."""
+        weight = self.tensors.pop(f"{key}.weight")
+        n, k = weight.shape
+        spread = weight.float().square().mean().sqrt().item()
+        if _EXPERT.search(key) and self._ranks is not None:
+            drawn = self._sliced(key, n, k, spread)
+        elif key.endswith("shared_head.head"):
+            drawn = self._copy("lm_head", key)
+        else:
+            if key == "lm_head":
+                spread = LOGIT_SPREAD / math.sqrt(k)
+            self.formats[key] = self._formats[len(self.formats) % len(self._formats)]
+            drawn = self._draw_module(key, n, k, spread, self.formats[key])
+        self.twin[f"{key}.weight"] = drawn
+        bias = self.tensors.get(f"{key}.bias")
         if bias is not None:
-            self._replaced.add(f"{key}.bias")
-            padding = -len(bias) % 128
-            self.tensors[f"{key}.bias"] = torch.nn.functional.pad(
-                bias, (0, padding)
-            ).half()
-        self.formats[key] = format
-        return self._module(key, *weight.shape, _spread(weight), format)
+            padded = torch.nn.functional.pad(bias, (0, -len(bias) % 128)).half()
+            self.tensors[f"{key}.bias"] = padded
+            self.twin[f"{key}.bias"] = padded[:n].float()
 
-    def copy(self, key: str, to: str) -> None:
-        """Stores a module once more under another name."""
-        self._replaced.add(f"{to}.weight")
+    def lean_towards_head(self, seed: int) -> None:
+        """Gives every token a successor, as `tests.checkpoints` does by its head."""
+        head = self.twin["lm_head.weight"]
+        generator = torch.Generator().manual_seed(seed)
+        towards = head[torch.randperm(len(head), generator=generator)]
+        lean = SUCCESSOR_LEAN * towards / towards.norm(dim=1, keepdim=True)
+        for name, embed in self.tensors.items():
+            if name.endswith("embed_tokens.weight"):
+                leaning = (embed.float() + lean).to(embed.dtype)
+                self.tensors[name], self.twin[name] = leaning, leaning.float()
+
+    def _copy(self, key: str, to: str) -> torch.Tensor:
+        """Stores a module once more under another name; returns its weight."""
         self.formats[to] = self.formats[key]
         for name in [name for name in self.tensors if name.startswith(f"{key}.")]:
             self.tensors[to + name.removeprefix(key)] = self.tensors[name].clone()
+        return self.twin[f"{key}.weight"].clone()
 
-    def sliced(
-        self,
-        key: str,
-        weight: torch.Tensor,
-        bits: float,
-        ranks: int,
-        shared: str | None,
-    ) -> torch.Tensor:
-        """Draws one projection of a rank-sliced expert, every slice by itself.
-
-        Args:
-            key: Name of the projection.
-            weight: [n, k], in whose place it stands.
-            bits: Of all its slices.
-            ranks: Number of slices.
-            shared: Name under which the layer keeps the hidden side's vector; None
-                where every expert has its own.
-
-        Returns:
-            The weight that was drawn, float32 [n, k].
-        """
-        self._replaced.add(f"{key}.weight")
+    def _sliced(self, key: str, n: int, k: int, spread: float) -> torch.Tensor:
+        """Draws one projection of a rank-sliced expert, every slice by itself."""
         layer, expert, projection = _EXPERT.search(key).groups()
+        position = (int(layer) + int(expert)) % len(self._formats)
+        bits = self._formats[position].bits
         self.expert_bits.setdefault(int(layer), {})[int(expert)] = bits
-        axis = 1 if projection == "down" else 0  # of the intermediate features
-        field = "svh" if projection == "down" else "suh"
+        # The axis of the intermediate features, and the other side's vector.
+        axis, field = (1, "svh") if projection == "down" else (0, "suh")
+        n, k = (n, k // self._ranks) if axis else (n // self._ranks, k)
         slices = []
-        for rank, part in enumerate(weight.chunk(ranks, axis)):
-            vector = f"{shared}.rank{rank}.{field}" if shared else None
-            slices.append(
-                self._module(
-                    f"{key}.rank{rank}",
-                    *part.shape,
-                    _spread(weight),
-                    Format(bits),
-                    hidden_side=(field, vector) if vector else None,
-                )
-            )
+        for rank in range(self._ranks):
+            shared = None
+            if self._shared_h:
+                module = key.replace(f"experts.{expert}.", "experts.shared_h.")
+                shared = f"{module}.rank{rank}.{field}"
+            module = f"{key}.rank{rank}"
+            drawn = self._draw_module(module, n, k, spread, Format(bits), shared)
+            slices.append(drawn)
         return torch.cat(slices, axis)
 
-    def _module(
+    def _draw_module(
         self,
         key: str,
         n: int,
         k: int,
         spread: float,
         format: Format,
-        hidden_side: tuple[str, str] | None = None,
+        shared: str | None = None,
     ) -> torch.Tensor:
-        """Draws a module's tensors; returns its weight, float32 [n, k].
+        """Draws the tensors of an EXL3 module.
 
-        `hidden_side` is the field, suh or svh, that the module shares with others,
-        and the tensor's name.
+        Args:
+            key: Its name.
+            n: Out-features. What is stored is padded to 128, and so is k.
+            k: In-features.
+            spread: Root mean square of the weights.
+            format: Bits and codebook.
+            shared: Name of a suh or svh that takes the place of the module's own.
+
+        Returns:
+            The weight that was drawn, float32 [n, k].
         """
         stored_k, stored_n = k + -k % 128, n + -n % 128
         shape = (stored_k // 16, stored_n // 16, int(16 * format.bits))
         trellis = self._draw.integers(0, 65536, shape, np.uint16).view(np.int16)
-        scale = spread / reference_codec.SIGMA[format.codebook]
         vectors = {"suh": self._signs(stored_k), "svh": self._signs(stored_n)}
-        signs = None  # the field that is stored as packed signs
+        signs = None  # the vector that is stored as packed signs
         if self._legacy_signs:
-            signs = ("suh", "svh")[len(self.tensors) % 2]
+            signs = ("suh", "svh")[len(self.formats) % 2]
         scaled = "svh" if signs == "suh" else "suh"
         # Scales vary, as real ones do. Padding has scales too: writers once left
         # them there, and what it decodes to must never count.
-        varied = scale * self._draw.uniform(0.9, 1.1, vectors[scaled].shape)
-        vectors[scaled] = (vectors[scaled] * varied).astype(np.float16)
+        scale = spread / reference_codec.SIGMA[format.codebook]
+        scales = scale * self._draw.uniform(0.9, 1.1, vectors[scaled].shape)
+        vectors[scaled] = (vectors[scaled] * scales).astype(np.float16)
         for field, vector in vectors.items():
-            if hidden_side and field == hidden_side[0]:
-                name = hidden_side[1]
-                shared = self.tensors.setdefault(name, torch.from_numpy(vector))
-                vectors[field] = shared.numpy()
+            if shared and shared.endswith(field):
+                one = self.tensors.setdefault(shared, torch.from_numpy(vector))
+                vectors[field] = one.numpy()
             elif field == signs:
                 packed = np.packbits(vector < 0, bitorder="little").view(np.int16)
                 self.tensors[f"{key}.{field[:2]}"] = torch.from_numpy(packed)
             else:
                 self.tensors[f"{key}.{field}"] = torch.from_numpy(vector)
         self.tensors[f"{key}.trellis"] = torch.from_numpy(trellis)
-        if format.codebook in reference_codec.MARKERS:
-            marker = np.uint32(reference_codec.MARKERS[format.codebook])
-            self.tensors[f"{key}.{format.codebook}"] = torch.tensor(
-                int(marker.view(np.int32)), dtype=torch.int32
-            )
+        marker = reference_codec.MARKERS.get(format.codebook)
+        if marker is not None:
+            signed = np.uint32(marker).view(np.int32)
+            self.tensors[f"{key}.{format.codebook}"] = torch.tensor(signed)
         weight = reference_codec.dense_weight(
             trellis, **vectors, codebook=format.codebook
         )
@@ -342,22 +319,6 @@ class _Writer:
 
     def _signs(self, size: int) -> np.ndarray:
         return (1.0 - 2.0 * self._draw.integers(0, 2, size)).astype(np.float16)
-
-
-def _spread(weight: torch.Tensor) -> float:
-    return weight.float().square().mean().sqrt().item()
-
-
-def _lean_towards_head(stored: Tensors, twin: Tensors, seed: int) -> None:
-    """Gives every token a successor, as `tests.checkpoints` does by its head."""
-    head = twin["lm_head.weight"]
-    generator = torch.Generator().manual_seed(seed)
-    towards = head[torch.randperm(len(head), generator=generator)]
-    lean = SUCCESSOR_LEAN * towards / towards.norm(dim=1, keepdim=True)
-    for name in stored:
-        if name.endswith("embed_tokens.weight"):
-            leaning = (stored[name].float() + lean).to(stored[name].dtype)
-            stored[name], twin[name] = leaning, leaning.float()
 
 
 def _quantization(
@@ -381,18 +342,17 @@ def _quantization(
 def _tail(
     expert_bits: dict[int, dict[int, float]],
     widths: list[int],
-    layers: Collection[int],
-    ranks: int,
+    ranks: int | None,
     shared_h: bool,
 ) -> dict[str, Any]:
     values = sorted({bits for of in expert_bits.values() for bits in of.values()})
-    stored = [widths[layer] for layer in sorted(layers)]
+    stored = {widths[layer] for layer in expert_bits}
     tail: dict[str, Any] = {
         "format": "exl3-trellis",
         "codebook": "mcg",
         "tp": ranks,
-        "moe_layers": [min(layers), max(layers)],
-        "experts_per_layer": stored[0] if len(set(stored)) == 1 else widths,
+        "moe_layers": [min(expert_bits), max(expert_bits)],
+        "experts_per_layer": stored.pop() if len(stored) == 1 else widths,
         "tensor_schema": "model.layers.{L}.mlp.experts.{E}.{proj}.rank{r}."
         "{trellis|suh|svh|mcg}",
         "bits": values[0],
@@ -402,7 +362,7 @@ def _tail(
         tail |= {
             "bits": "mixed",
             "k_values": values,
-            "bits_per_expert": "tier_bitmap.json:k",
+            "bits_per_expert": f"{BITMAP_FILE}:k",
         }
     if shared_h:
         tail |= {
@@ -411,6 +371,11 @@ def _tail(
             "rank{r}.{suh|svh}",
         }
     return tail
+
+
+def _bitmap(expert_bits: dict[int, dict[int, float]]) -> dict[str, Any]:
+    """The bits of each expert, which the tail of a mixed checkpoint points to."""
+    return {str(layer): {"k": list(of.values())} for layer, of in expert_bits.items()}
 
 
 def _storage(writer: _Writer) -> dict[str, Any]:
@@ -436,3 +401,7 @@ def _storage(writer: _Writer) -> dict[str, Any]:
             entry[f"{format.codebook}_multiplier"] = marker
         storage[key] = entry
     return storage
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value))

@@ -91,13 +91,18 @@ def inner_matrix(trellis: np.ndarray, codebook: str) -> np.ndarray:
     return grid.reshape(16 * rows, 16 * columns)
 
 
-@cache
-def hadamard() -> np.ndarray:
-    """The orthonormal 128 x 128 Sylvester-Hadamard matrix, float64."""
-    h = np.ones((1, 1))
-    while len(h) < 128:
-        h = np.block([[h, h], [h, -h]])
-    return h / np.sqrt(128)
+def rotate(x: np.ndarray) -> np.ndarray:
+    """Rotates every aligned block of 128 along the last axis by H / sqrt(128).
+
+    H is the Sylvester-Hadamard matrix, whose element (i, j) is -1 to the number of
+    bits that i and j have in common. Butterflies need no matrix, and no threads.
+    """
+    shape = x.shape
+    for step in (1, 2, 4, 8, 16, 32, 64):
+        pairs = x.reshape(-1, 2, step)
+        low, high = pairs[:, 0], pairs[:, 1]
+        x = np.stack([low + high, low - high], axis=1)
+    return x.reshape(shape) / np.sqrt(128)
 
 
 def dense_weight(
@@ -115,10 +120,7 @@ def dense_weight(
         float64 [k, n].
     """
     inner = inner_matrix(trellis, codebook).astype(np.float64)
-    k, n = inner.shape
-    h = hadamard()
-    inner = (inner.reshape(k, n // 128, 128) @ h).reshape(k, n)
-    inner = (h @ inner.reshape(k // 128, 128, n)).reshape(k, n)
+    inner = rotate(rotate(inner).T).T
     return suh.astype(np.float64)[:, None] * inner * svh.astype(np.float64)
 
 
