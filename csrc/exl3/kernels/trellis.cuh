@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
+//
+// From a tile in shared memory to the tensor core's operands, in registers.
+//
+// A lane's eight weights are its share of two 16 x 8 operands, and their states are
+// windows of one run of ring bits. So a lane reads the run (two or three words), aligns
+// it, cuts eight windows out of it at places known to the compiler, and decodes them:
+// no lane needs another's bits, and no value passes through shared memory.
+#pragma once
+
+#include <cstdint>
+
+#include "exl3/codec/codebook.h"
+#include "exl3/codec/trellis.h"
+#include "exl3/ptx/ptx.cuh"
+
+namespace exl3 {
+
+constexpr int kLaneWeights = 8;
+
+// The run of ring bits that a lane's windows lie in:
+//
+//   ring words   |  last - 1  |    last    |
+//   run             [w0][w1] ...  [w7]          each window 16 bits, overlapping
+//                                     ^end      `shift` bits before the word's end
+template <int kWords>
+class LaneBits {
+  static constexpr int kRingWords = kWords / 2;  // of 32 bits
+  static constexpr int kLaneBits = kWords / 2;   // fresh bits of eight weights
+  static constexpr int kRunBits = kLaneBits - end_bit(kWords, 0) + kStateBits;
+  static constexpr bool kAligned = kLaneBits % 32 == 0;
+  // Runs end at multiples of the lowest bit of kLaneBits.
+  static constexpr int kMaxShift = kAligned ? 0 : 32 - (kLaneBits & -kLaneBits);
+  static constexpr int kLoads = (kMaxShift + kRunBits + 31) / 32;
+  static constexpr int kRunWords = (kRunBits + 31) / 32;
+
+ public:
+  // Where a lane's words are; the same in every tile.
+  struct Place {
+    uint32_t offsets[kLoads];  // bytes from the tile's start; the run's last word first
+    uint32_t shift;
+  };
+
+  static __device__ __forceinline__ Place place(int lane) {
+    const int end = (lane + 1) * kLaneBits;
+    const int last = (end - 1) / 32;
+    Place place;
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int word = last - i;
+      place.offsets[i] = 4 * (word < 0 ? word + kRingWords : word);
+    }
+    place.shift = (32 - end % 32) % 32;
+    return place;
+  }
+
+  // Reads the run from the tile at this shared address.
+  __device__ __forceinline__ LaneBits(uint32_t tile, const Place& place) {
+    uint32_t words[kLoads];
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      words[i] = ptx::load_shared<uint32_t>(tile + place.offsets[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kRunWords; ++i) {
+      if constexpr (kAligned) {
+        run_[i] = words[i];
+      } else {
+        run_[i] = i + 1 < kLoads
+                      ? __funnelshift_r(words[i], words[i + 1 < kLoads ? i + 1 : 0],
+                                        place.shift)
+                      : words[i] >> place.shift;
+      }
+    }
+  }
+
+  // The state of the lane's weight j.
+  template <int j>
+  __device__ __forceinline__ uint32_t state() const {
+    constexpr int kFromEnd = kLaneBits - end_bit(kWords, j);
+    constexpr int kWord = kFromEnd / 32;
+    constexpr int kShift = kFromEnd % 32;
+    const uint32_t low = run_[kWord];
+    const uint32_t high =
+        kWord + 1 < kRunWords ? run_[kWord + 1 < kRunWords ? kWord + 1 : 0] : 0;
+    if constexpr (kShift < 24) {
+      // Whole bytes of a word that is shifted by less than a byte. Windows a byte apart
+      // share the shifted word: one instruction each, where shift and mask are two.
+      constexpr int kByte = kShift / 8;
+      const uint32_t shifted = __funnelshift_r(low, high, kShift % 8);
+      return __byte_perm(shifted, 0, 0x4400 | (kByte + 1) << 4 | kByte);
+    } else {
+      return __funnelshift_r(low, high, kShift) & 0xFFFF;
+    }
+  }
+
+ private:
+  uint32_t run_[kRunWords];
+};
+
+// Two states to two fp16 values, the first one low: the format's values, bit for bit.
+template <Codebook kCodebook>
+__device__ __forceinline__ uint32_t decode_pair(uint32_t state0, uint32_t state1) {
+  const uint32_t hash0 = hash_state(kCodebook, state0);
+  const uint32_t hash1 = hash_state(kCodebook, state1);
+  if constexpr (kCodebook == Codebook::kMul1) {
+    // 0x6400 + s is the fp16 number 1024 + s, for s = the sum of the bytes.
+    const uint32_t sum0 = __dp4a(hash0, 0x01010101u, 0x6400u);
+    const uint32_t sum1 = __dp4a(hash1, 0x01010101u, 0x6400u);
+    return ptx::fma_half2(__byte_perm(sum0, sum1, 0x5410), 0x1EEE1EEEu, 0xC931C931u);
+  } else {
+    const uint32_t halves0 = (hash0 & 0x8FFF8FFFu) ^ 0x3B603B60u;
+    const uint32_t halves1 = (hash1 & 0x8FFF8FFFu) ^ 0x3B603B60u;
+    return ptx::add_half2(__byte_perm(halves0, halves1, 0x5410),
+                          __byte_perm(halves0, halves1, 0x7632));
+  }
+}
+
+// A lane's share of a tile: operands of columns 0-7 (registers 0, 1) and 8-15 (2, 3),
+// rows 2(lane%4), +1 and those 8 below.
+struct TileOperands {
+  uint32_t registers[4];
+};
+
+template <int kWords, Codebook kCodebook>
+__device__ __forceinline__ TileOperands
+decode_tile(uint32_t tile, const typename LaneBits<kWords>::Place& place) {
+  const LaneBits<kWords> bits(tile, place);
+  return {{decode_pair<kCodebook>(bits.template state<0>(), bits.template state<1>()),
+           decode_pair<kCodebook>(bits.template state<2>(), bits.template state<3>()),
+           decode_pair<kCodebook>(bits.template state<4>(), bits.template state<5>()),
+           decode_pair<kCodebook>(bits.template state<6>(), bits.template state<7>())}};
+}
+
+}  // namespace exl3

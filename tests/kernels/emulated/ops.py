@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
+"""The ops of the CUDA kernels, run by the host emulator, on numpy arrays."""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tests.kernels.emulated.build import CSRC, WORDS, Source, library
+
+_HERE = Path(__file__).parent
+_TYPES = {"float32": (0, np.float32), "bfloat16": (1, np.uint16), "float16": (2, np.float16)}
+
+
+class EmulatorFault(RuntimeError):
+    """The emulator stopped a launch; the message begins with the fault's name."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """How the emulator runs an op: the order of threads, how often, what it counts."""
+
+    schedule: int = 0
+    launches: int = 1
+    resident_blocks: int = 8
+    count_banks: bool = False
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One matrix of a fused linear, as the op describes it."""
+
+    n: int
+    skip: int
+    keep: int
+    words: int
+    codebook: int
+
+
+class _Run(ctypes.Structure):
+    _fields_ = [
+        ("schedule", ctypes.c_uint32),
+        ("launches", ctypes.c_int32),
+        ("resident_blocks", ctypes.c_int32),
+        ("count_banks", ctypes.c_int32),
+    ]
+
+
+class _LinearCall(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("x", "trellis", "suh", "svh", "bias", "out")),
+        ("trellis_bytes", ctypes.c_int64),
+        *((name, ctypes.c_int32) for name in ("type", "rows", "width", "k", "num_shards")),
+        ("shards", ctypes.c_void_p),
+        ("block_rows", ctypes.c_int32),
+        ("splits", ctypes.c_int32),
+    ]
+
+
+class EmulatedOps:
+    """One build of the kernels. `words`: the numbers of tile words it can read."""
+
+    def __init__(
+        self,
+        words: Sequence[int] = WORDS,
+        overlay: Path | None = None,
+        sanitize: bool = False,
+    ):
+        launch = CSRC / "exl3" / "launch"
+        sources = [Source(launch / "gemm.cu", (f"EXL3_WORDS={w}",)) for w in words]
+        sources += [Source(launch / "linear.cu"), Source(_HERE / "api.cpp")]
+        defines = []
+        if tuple(words) != WORDS:
+            each = " ".join(f"apply({w})" for w in words)
+            defines.append(f"EXL3_FOR_EACH_WORDS(apply)={each}")
+        path = library("ops", sources, defines, overlay, sanitize)
+        self._library = ctypes.CDLL(str(path))
+        self._library.emulated_linear.restype = ctypes.c_char_p
+        self._library.emulated_banks.restype = ctypes.c_char_p
+
+    def linear(
+        self,
+        x: np.ndarray,
+        trellis: np.ndarray,
+        suh: np.ndarray,
+        svh: np.ndarray,
+        bias: np.ndarray | None,
+        shards: Sequence[Shard],
+        *,
+        dtype: str = "float32",
+        block_rows: int = 16,
+        splits: int = 1,
+        run: Run = Run(),
+    ) -> np.ndarray:
+        """`linear` of exl3.ops; x and the result are bit patterns for bfloat16."""
+        code, element = _TYPES[dtype]
+        rows, width = x.shape
+        columns = sum(shard.keep for shard in shards)
+        # Old results must not pass for new ones.
+        out = np.full((rows, columns), 0xFF, element)
+        table = np.array(
+            [[s.n, s.skip, s.keep, s.words, s.codebook] for s in shards], np.int32
+        )
+        assert x.dtype == element and trellis.dtype == np.int16
+        call = _LinearCall(
+            *(_pointer(a) for a in (x, trellis, suh, svh, bias, out)),
+            trellis.nbytes,
+            *(code, rows, width, suh.shape[-1], len(shards)),
+            _pointer(table),
+            block_rows,
+            splits,
+        )
+        self._check(self._library.emulated_linear(ctypes.byref(call), _run(run)))
+        return out
+
+    def banks(self) -> str:
+        """Shared-memory wavefronts and conflicts of the last counted run, by place."""
+        return self._library.emulated_banks().decode()
+
+    @staticmethod
+    def _check(fault: bytes | None) -> None:
+        if fault is not None:
+            raise EmulatorFault(fault.decode())
+
+
+def _run(run: Run):
+    return ctypes.byref(
+        _Run(run.schedule, run.launches, run.resident_blocks, run.count_banks)
+    )
+
+
+def _pointer(array: np.ndarray | None) -> int | None:
+    if array is None:
+        return None
+    assert array.flags.c_contiguous
+    return array.ctypes.data
