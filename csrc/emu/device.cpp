@@ -54,15 +54,17 @@ Device::Device() { device = this; }
 Device::~Device() { device = nullptr; }
 
 char* Device::take_stack() {
+  char* stack = nullptr;
   if (free_stacks.empty()) {
     void* mapping = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE,
                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (mapping == MAP_FAILED) throw Fault("launch: no memory for a thread's stack");
-    std::memcpy(mapping, &kCanary, sizeof(kCanary));
-    return static_cast<char*>(mapping);
+    stack = static_cast<char*>(mapping);
+  } else {
+    stack = free_stacks.back();
+    free_stacks.pop_back();
   }
-  char* stack = free_stacks.back();
-  free_stacks.pop_back();
+  std::memcpy(stack, &kCanary, sizeof(kCanary));
   return stack;
 }
 

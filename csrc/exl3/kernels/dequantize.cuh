@@ -10,22 +10,16 @@
 
 namespace exl3 {
 
-struct DequantizeParams {
-  const uint16_t* trellis;  // [n/16, k/16, words] int16
-  const uint16_t* suh;      // [k] fp16, or null: the inner matrix
-  const uint16_t* svh;      // [n] fp16, or null together with suh
-  float* out;               // [k, n]
-  int k, n;
-};
+template <int kWords>
+constexpr int kDequantizeSharedBytes =
+    kResultBytes<kHadamardBlock> + kBlockWarps * kWords * 2;
 
-constexpr int kDequantizeSharedBytes = kResultBytes<kHadamardBlock>;
-
-// Grid: (n/128, k/128). A block decodes [128, 128] into shared memory, a strip a warp,
-// without staging: a warp reads its tile's words into shared memory first.
+// Grid: (n/128, k/128). A block decodes [128, 128] into shared memory, a strip a warp;
+// behind that lie the words of each warp's tile.
 template <int kWords, Codebook kCodebook>
 __global__ void __launch_bounds__(kBlockThreads) dequantize_kernel(DequantizeParams p) {
   const uint32_t base = ptx::shared_base();
-  const uint32_t words = base + kDequantizeSharedBytes;  // 8 tiles, one a warp
+  const uint32_t words = base + kResultBytes<kHadamardBlock>;
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
   const auto place = LaneBits<kWords>::place(lane);
@@ -74,10 +68,9 @@ __global__ void __launch_bounds__(kBlockThreads) dequantize_kernel(DequantizePar
     }
     __syncthreads();
   }
-  const bool transform = p.svh != nullptr;
   for (int row = warp; row < kHadamardBlock; row += kBlockWarps) {
     float values[4];
-    if (transform) {
+    if (p.svh != nullptr) {
       float scales[4];
       load_scales(p.svh + first_column + 4 * lane, scales);
       transformed_row(base, row, scales, values);

@@ -6,11 +6,10 @@
 
 #include <cstdint>
 
+#include "exl3/kernels/params.h"
 #include "exl3/ptx/ptx.cuh"
 
 namespace exl3 {
-
-enum class ElementType : int { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 
 constexpr float kLargestHalf = 65504.0f;
 

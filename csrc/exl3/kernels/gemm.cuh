@@ -11,35 +11,7 @@
 
 namespace exl3 {
 
-constexpr int kMaxShards = 8;  // of one launch
 constexpr int kFlagBytes = 16;
-
-// One matrix of a fused group, stored n rounded up to blocks of 128 columns.
-struct GemmShard {
-  int64_t trellis;    // its first word in the slab
-  int64_t out_first;  // the out column that stored column 0 would have; may be negative
-  int svh;            // its first scale
-  int slab;           // whose transformed activations it takes
-  int first_block;    // of the launch's column blocks
-  int keep_first, keep_end;  // stored columns that are kept
-};
-
-struct GemmParams {
-  const uint16_t* activations;  // [slabs, rows, k] fp16
-  const uint16_t* trellis;      // strip-major matrices, one after another
-  const uint16_t* svh;          // fp16
-  const void* bias;             // [out_columns] of `type`, or null
-  void* out;                    // [rows, out_columns] of `type`
-  float* parts;                 // [splits, tiles, kPartFloats]; unused if splits == 1
-  unsigned* counters;           // [tiles], zeros
-  ElementType type;
-  int rows;
-  int k;
-  int out_columns;
-  int row_blocks, column_blocks;  // tiles = row_blocks * column_blocks
-  int num_shards;
-  GemmShard shards[kMaxShards];
-};
 
 // The order of tiles: eight row blocks share their activations in L2 while the column
 // blocks pass by, and neighbours share a strip.

@@ -4,11 +4,11 @@
 // The Hadamard transform of 128 values by one warp.
 #pragma once
 
+#include "exl3/kernels/params.h"
 #include "exl3/ptx/ptx.cuh"
 
 namespace exl3 {
 
-constexpr int kHadamardBlock = 128;
 constexpr float kHadamardScale = 0.08838834764831845f;  // 1 / sqrt(128)
 constexpr unsigned kFullWarp = 0xffffffffu;
 

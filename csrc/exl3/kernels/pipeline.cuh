@@ -12,13 +12,11 @@
 
 #include <cstdint>
 
+#include "exl3/kernels/params.h"
 #include "exl3/kernels/trellis.cuh"
 
 namespace exl3 {
 
-constexpr int kBlockThreads = 256;
-constexpr int kBlockWarps = kBlockThreads / 32;
-constexpr int kBlockColumns = kBlockWarps * kTileSide;
 constexpr int kStageDepth = 64;
 constexpr int kStageTiles = kStageDepth / kTileSide;
 constexpr int kRowBytes = kStageDepth * 2;

@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "exl3/launch/stream.h"
 #include "exl3/ptx/ptx.cuh"
 
 namespace exl3 {
@@ -20,8 +21,6 @@ struct LaunchShape {
 
 #if defined(EXL3_EMU)
 
-using Stream = void*;  // launches run at once
-
 template <class Params>
 void launch(void (*kernel)(Params), const LaunchShape& shape, Stream,
             const Params& params) {
@@ -33,8 +32,6 @@ void launch(void (*kernel)(Params), const LaunchShape& shape, Stream,
 }
 
 #else
-
-using Stream = cudaStream_t;
 
 inline void check(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return;
@@ -59,7 +56,7 @@ void launch(void (*kernel)(Params), const LaunchShape& shape, Stream stream,
   config.gridDim = dim3(shape.blocks_x, shape.blocks_y);
   config.blockDim = dim3(shape.threads);
   config.dynamicSmemBytes = shape.shared_bytes;
-  config.stream = stream;
+  config.stream = static_cast<cudaStream_t>(stream);
   config.attrs = &overlap;
   config.numAttrs = 1;
   check(cudaLaunchKernelEx(&config, kernel, params), "exl3: a kernel did not start");

@@ -4,8 +4,8 @@
 // The launches of one linear op.
 #include <algorithm>
 
-#include "exl3/kernels/transform.cuh"
 #include "exl3/launch/linear.h"
+#include "exl3/launch/transform.h"
 
 namespace exl3 {
 namespace {
@@ -28,23 +28,6 @@ int column_blocks(const LinearArguments& a) {
 bool fits(const GemmParams& params, const Shard& first, const Shard& shard) {
   return params.num_shards < kMaxShards && first.words == shard.words &&
          first.codebook == shard.codebook;
-}
-
-void launch_transform(const LinearArguments& a, uint16_t* activations, Stream stream) {
-  TransformParams params{};
-  params.x = a.x;
-  params.suh = a.suh;
-  params.out = activations;
-  params.type = a.type;
-  params.rows = a.rows;
-  params.width = a.width;
-  params.k = a.k;
-  params.num_slabs = static_cast<int>(a.shards.size());
-  const int64_t pieces = int64_t{params.num_slabs} * a.rows * (a.k / kHadamardBlock);
-  LaunchShape shape;
-  shape.blocks_x = static_cast<unsigned>((pieces + kBlockWarps - 1) / kBlockWarps);
-  shape.threads = kBlockThreads;
-  launch(&transform_input_kernel, shape, stream, params);
 }
 
 }  // namespace
@@ -81,7 +64,17 @@ void linear(const LinearArguments& a, const LinearPlan& plan, void* workspace,
             Stream stream) {
   auto* bytes = static_cast<char*>(workspace);
   auto* activations = reinterpret_cast<uint16_t*>(bytes + kCounterBytes);
-  launch_transform(a, activations, stream);
+  TransformParams transform{};
+  transform.x = a.x;
+  transform.pre = a.suh;
+  transform.out = activations;
+  transform.x_type = a.type;
+  transform.out_type = ElementType::kFloat16;
+  transform.rows = a.rows;
+  transform.width = a.width;
+  transform.k = a.k;
+  transform.num_slabs = static_cast<int>(a.shards.size());
+  launch_transform(stream, transform);
 
   GemmParams common{};
   common.activations = activations;

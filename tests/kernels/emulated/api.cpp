@@ -5,7 +5,9 @@
 #include <cstring>
 #include <string>
 
+#include "exl3/launch/dequantize.h"
 #include "exl3/launch/linear.h"
+#include "exl3/launch/transform.h"
 
 using namespace exl3;
 
@@ -26,6 +28,8 @@ const char* faults_of(Body body) {
 
 std::string last_banks;
 
+size_t bytes_of(ElementType type) { return type == ElementType::kFloat32 ? 4 : 2; }
+
 }  // namespace
 
 extern "C" {
@@ -37,6 +41,51 @@ struct Run {
   int32_t resident_blocks;
   int32_t count_banks;
 };
+
+}  // extern "C"
+
+namespace {
+
+// A device for one call, and the buffers that the call's kernels may touch.
+class Session {
+ public:
+  explicit Session(const Run& run) : device_(std::make_unique<emu::Device>()) {
+    device_->schedule = emu::Schedule::numbered(run.schedule);
+    device_->resident_blocks = static_cast<uint32_t>(run.resident_blocks);
+    if (run.count_banks) device_->banks = std::make_unique<emu::BankCounter>();
+  }
+
+  ~Session() {
+    if (!device_->banks) return;
+    last_banks.clear();
+    for (const auto& count : device_->banks->counts()) {
+      last_banks += count.place + " " + std::to_string(count.instructions) + " " +
+                    std::to_string(count.wavefronts) + " " +
+                    std::to_string(count.conflicts) + "\n";
+    }
+  }
+
+  void read(const char* name, const void* data, size_t bytes) const {
+    if (data) add(name, const_cast<void*>(data), bytes, emu::Access::kRead);
+  }
+  void write(const char* name, void* data, size_t bytes) const {
+    add(name, data, bytes, emu::Access::kUninitialized);
+  }
+  void update(const char* name, void* data, size_t bytes) const {
+    add(name, data, bytes, emu::Access::kReadWrite);
+  }
+
+ private:
+  void add(const char* name, void* data, size_t bytes, emu::Access access) const {
+    device_->memory.add(name, data, bytes, access);
+  }
+
+  std::unique_ptr<emu::Device> device_;
+};
+
+}  // namespace
+
+extern "C" {
 
 struct LinearCall {
   const void* x;
@@ -78,40 +127,84 @@ const char* emulated_linear(const LinearCall* call, const Run* run) {
     const size_t bytes = workspace_bytes(a, plan);
     std::vector<char> workspace(bytes, static_cast<char>(0xff));
     std::memset(workspace.data(), 0, kCounterBytes);
-    const size_t element = a.type == ElementType::kFloat32 ? 4 : 2;
+    const size_t element = bytes_of(a.type);
     const size_t activations = a.shards.size() * a.rows * size_t(a.k) * 2;
-
-    emu::Device device;
-    device.schedule = emu::Schedule::numbered(run->schedule);
-    device.resident_blocks = static_cast<uint32_t>(run->resident_blocks);
-    if (run->count_banks) device.banks = std::make_unique<emu::BankCounter>();
-    const auto read = [&](const char* name, const void* data, size_t size) {
-      if (data) {
-        device.memory.add(name, const_cast<void*>(data), size, emu::Access::kRead);
-      }
-    };
-    read("x", a.x, element * a.rows * a.width);
-    read("trellis", a.trellis, static_cast<size_t>(call->trellis_bytes));
-    read("suh", a.suh, a.shards.size() * a.k * 2);
-    read("svh", a.svh, stored * 2);
-    read("bias", a.bias, kept * element);
-    device.memory.add("out", a.out, element * a.rows * kept,
-                      emu::Access::kUninitialized);
+    const Session session(*run);
+    session.read("x", a.x, element * a.rows * a.width);
+    session.read("trellis", a.trellis, static_cast<size_t>(call->trellis_bytes));
+    session.read("suh", a.suh, a.shards.size() * a.k * 2);
+    session.read("svh", a.svh, stored * 2);
+    session.read("bias", a.bias, kept * element);
+    session.write("out", a.out, element * a.rows * kept);
     char* at = workspace.data();
-    device.memory.add("counters", at, kCounterBytes, emu::Access::kReadWrite);
-    device.memory.add("activations", at + kCounterBytes, activations,
-                      emu::Access::kUninitialized);
-    device.memory.add("parts", at + kCounterBytes + activations,
-                      bytes - kCounterBytes - activations, emu::Access::kUninitialized);
+    session.update("counters", at, kCounterBytes);
+    session.write("activations", at + kCounterBytes, activations);
+    session.write("parts", at + kCounterBytes + activations,
+                  bytes - kCounterBytes - activations);
     for (int i = 0; i < run->launches; ++i) linear(a, plan, at, nullptr);
-    if (device.banks) {
-      last_banks.clear();
-      for (const auto& count : device.banks->counts()) {
-        last_banks += count.place + " " + std::to_string(count.instructions) + " " +
-                      std::to_string(count.wavefronts) + " " +
-                      std::to_string(count.conflicts) + "\n";
-      }
+    for (size_t i = 0; i < kCounterBytes; ++i) {
+      if (at[i] != 0) throw std::runtime_error("counters are not zero after the op");
     }
+  });
+}
+
+struct DequantizeCall {
+  const void* trellis;
+  const void* suh;
+  const void* svh;
+  void* out;
+  int32_t k, n, words, codebook;
+};
+
+const char* emulated_dequantize(const DequantizeCall* call, const Run* run) {
+  return faults_of([&] {
+    DequantizeParams p{};
+    p.trellis = static_cast<const uint16_t*>(call->trellis);
+    p.suh = static_cast<const uint16_t*>(call->suh);
+    p.svh = static_cast<const uint16_t*>(call->svh);
+    p.out = static_cast<float*>(call->out);
+    p.k = call->k;
+    p.n = call->n;
+    const size_t weights = size_t(p.k) * p.n;
+    const Session session(*run);
+    session.read("trellis", p.trellis, weights / kTileWeights * call->words * 2);
+    session.read("suh", p.suh, size_t(p.k) * 2);
+    session.read("svh", p.svh, size_t(p.n) * 2);
+    session.write("out", p.out, weights * sizeof(float));
+    for (int i = 0; i < run->launches; ++i) {
+      launch_dequantize(call->words, static_cast<Codebook>(call->codebook), nullptr, p);
+    }
+  });
+}
+
+struct TransformCall {
+  const void* x;
+  const void* pre;
+  const void* post;
+  void* out;
+  int32_t x_type, out_type, rows, width, k, num_slabs;
+};
+
+const char* emulated_transform(const TransformCall* call, const Run* run) {
+  return faults_of([&] {
+    TransformParams p{};
+    p.x = call->x;
+    p.pre = static_cast<const uint16_t*>(call->pre);
+    p.post = static_cast<const uint16_t*>(call->post);
+    p.out = call->out;
+    p.x_type = static_cast<ElementType>(call->x_type);
+    p.out_type = static_cast<ElementType>(call->out_type);
+    p.rows = call->rows;
+    p.width = call->width;
+    p.k = call->k;
+    p.num_slabs = call->num_slabs;
+    const size_t scales = size_t(p.num_slabs) * p.k * 2;
+    const Session session(*run);
+    session.read("x", p.x, bytes_of(p.x_type) * p.rows * p.width);
+    session.read("pre", p.pre, scales);
+    session.read("post", p.post, scales);
+    session.write("out", p.out, bytes_of(p.out_type) * p.num_slabs * p.rows * p.k);
+    for (int i = 0; i < run->launches; ++i) launch_transform(nullptr, p);
   });
 }
 

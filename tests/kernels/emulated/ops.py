@@ -12,7 +12,11 @@ import numpy as np
 from tests.kernels.emulated.build import CSRC, WORDS, Source, library
 
 _HERE = Path(__file__).parent
-_TYPES = {"float32": (0, np.float32), "bfloat16": (1, np.uint16), "float16": (2, np.float16)}
+_TYPES = {
+    "float32": (0, np.float32),
+    "bfloat16": (1, np.uint16),
+    "float16": (2, np.float16),
+}
 
 
 class EmulatorFault(RuntimeError):
@@ -51,12 +55,36 @@ class _Run(ctypes.Structure):
 
 class _LinearCall(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("x", "trellis", "suh", "svh", "bias", "out")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("x", "trellis", "suh", "svh", "bias", "out")
+        ),
         ("trellis_bytes", ctypes.c_int64),
-        *((name, ctypes.c_int32) for name in ("type", "rows", "width", "k", "num_shards")),
+        *(
+            (name, ctypes.c_int32)
+            for name in ("type", "rows", "width", "k", "num_shards")
+        ),
         ("shards", ctypes.c_void_p),
         ("block_rows", ctypes.c_int32),
         ("splits", ctypes.c_int32),
+    ]
+
+
+class _DequantizeCall(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("trellis", "suh", "svh", "out")),
+        *((name, ctypes.c_int32) for name in ("k", "n", "words", "codebook")),
+    ]
+
+
+class _TransformCall(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("x", "pre", "post", "out")),
+        *(
+            (name, ctypes.c_int32)
+            for name in ("x_type", "out_type", "rows", "width", "k")
+        ),
+        ("num_slabs", ctypes.c_int32),
     ]
 
 
@@ -71,15 +99,22 @@ class EmulatedOps:
     ):
         launch = CSRC / "exl3" / "launch"
         sources = [Source(launch / "gemm.cu", (f"EXL3_WORDS={w}",)) for w in words]
-        sources += [Source(launch / "linear.cu"), Source(_HERE / "api.cpp")]
+        sources += [
+            Source(launch / "dequantize.cu", (f"EXL3_WORDS={w}",)) for w in words
+        ]
+        sources += [
+            Source(launch / f"{name}.cu")
+            for name in ("dispatch", "linear", "transform")
+        ]
+        sources.append(Source(_HERE / "api.cpp"))
         defines = []
         if tuple(words) != WORDS:
             each = " ".join(f"apply({w})" for w in words)
             defines.append(f"EXL3_FOR_EACH_WORDS(apply)={each}")
         path = library("ops", sources, defines, overlay, sanitize)
         self._library = ctypes.CDLL(str(path))
-        self._library.emulated_linear.restype = ctypes.c_char_p
-        self._library.emulated_banks.restype = ctypes.c_char_p
+        for name in ("linear", "dequantize", "transform", "banks"):
+            getattr(self._library, f"emulated_{name}").restype = ctypes.c_char_p
 
     def linear(
         self,
@@ -114,6 +149,43 @@ class EmulatedOps:
             splits,
         )
         self._check(self._library.emulated_linear(ctypes.byref(call), _run(run)))
+        return out
+
+    def dequantize(
+        self,
+        trellis: np.ndarray,
+        suh: np.ndarray | None,
+        svh: np.ndarray | None,
+        codebook: int,
+        run: Run = Run(),
+    ) -> np.ndarray:
+        """`dequant` of exl3.ops, of a trellis [n/16, k/16, words]."""
+        strips, depth, words = trellis.shape
+        out = np.full((16 * depth, 16 * strips), 0xFF, np.float32)
+        call = _DequantizeCall(
+            *(_pointer(a) for a in (trellis, suh, svh, out)),
+            *(16 * depth, 16 * strips, words, codebook),
+        )
+        self._check(self._library.emulated_dequantize(ctypes.byref(call), _run(run)))
+        return out
+
+    def hadamard(
+        self,
+        x: np.ndarray,
+        pre: np.ndarray | None,
+        post: np.ndarray | None,
+        dtype: str = "float32",
+        run: Run = Run(),
+    ) -> np.ndarray:
+        """`hadamard` of exl3.ops, of x [rows, k]."""
+        code, element = _TYPES[dtype]
+        assert x.dtype == element
+        out = np.full_like(x, 0xFF)
+        call = _TransformCall(
+            *(_pointer(a) for a in (x, pre, post, out)),
+            *(code, code, *x.shape, x.shape[1], 1),
+        )
+        self._check(self._library.emulated_transform(ctypes.byref(call), _run(run)))
         return out
 
     def banks(self) -> str:

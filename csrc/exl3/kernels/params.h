@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
+//
+// What the kernels are told: plain structs that host code fills in, and the sizes that
+// host and kernels share. No CUDA names, so that any compiler can read it.
+//
+// m tokens are `rows`; k are in-features and n out-features, as stored: multiples of
+// 128.
+#pragma once
+
+#include <cstdint>
+
+#include "exl3/codec/trellis.h"
+
+namespace exl3 {
+
+enum class ElementType : int { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
+
+constexpr int kHadamardBlock = 128;
+constexpr int kBlockThreads = 256;
+constexpr int kBlockWarps = kBlockThreads / 32;
+constexpr int kBlockColumns = kBlockWarps * kTileSide;  // 128: a Hadamard block too
+constexpr int kMaxShards = 8;                           // of one launch
+
+// out = ((x * pre) H / sqrt(128)) * post. A linear's input transform is this with a
+// slab for each of its matrices, all of the same x.
+struct TransformParams {
+  const void* x;         // [rows, width] of x_type
+  const uint16_t* pre;   // [num_slabs, k] fp16, or null: ones
+  const uint16_t* post;  // [num_slabs, k] fp16, or null: ones
+  void* out;             // [num_slabs, rows, k] of out_type
+  ElementType x_type, out_type;
+  int rows;
+  int width;  // of x; where it is less than k, the rest is zeros
+  int k;
+  int num_slabs;
+};
+
+// One matrix of a fused group.
+struct GemmShard {
+  int64_t trellis;    // its first word in the slab
+  int64_t out_first;  // the out column that stored column 0 would have; may be negative
+  int svh;            // its first scale
+  int slab;           // whose transformed activations it takes
+  int first_block;    // of the launch's blocks of 128 columns
+  int keep_first, keep_end;  // stored columns that are kept
+};
+
+struct GemmParams {
+  const uint16_t* activations;  // [slabs, rows, k] fp16
+  const uint16_t* trellis;      // matrices [n/16, k/16, words], one after another
+  const uint16_t* svh;          // fp16
+  const void* bias;             // [out_columns] of `type`, or null
+  void* out;                    // [rows, out_columns] of `type`
+  float* parts;                 // [splits, tiles, block rows * 128]; if splits > 1
+  unsigned* counters;           // [tiles], zeros; if splits > 1
+  ElementType type;
+  int rows;
+  int k;
+  int out_columns;
+  int row_blocks, column_blocks;  // tiles = row_blocks * column_blocks
+  int num_shards;
+  GemmShard shards[kMaxShards];
+};
+
+struct DequantizeParams {
+  const uint16_t* trellis;  // [n/16, k/16, words] int16
+  const uint16_t* suh;      // [k] fp16, or null: the inner matrix
+  const uint16_t* svh;      // [n] fp16, or null together with suh
+  float* out;               // [k, n]
+  int k, n;
+};
+
+}  // namespace exl3

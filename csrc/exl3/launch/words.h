@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
+//
+// Every number of int16 words that a tile can have. Kernels are compiled for each: the
+// build compiles their .cu once with each EXL3_WORDS.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+#include "exl3/codec/trellis.h"
+
+// A build may name fewer: the emulator's mutants need one.
+// clang-format off
+#if !defined(EXL3_FOR_EACH_WORDS)
+#define EXL3_FOR_EACH_WORDS(apply)                              \
+  apply(16) apply(24) apply(32) apply(40) apply(48) apply(56)   \
+  apply(64) apply(80) apply(96) apply(112) apply(128)
+#endif
+// clang-format on
+
+namespace exl3 {
+
+// Calls with_codebook(integral constant) for the codebook; half rates are mul1's only.
+template <int kWords, class Call>
+void with_codebook(Codebook codebook, Call call) {
+  if constexpr (kWords % 16 == 0) {
+    if (codebook == Codebook::k3Inst) {
+      return call(std::integral_constant<Codebook, Codebook::k3Inst>{});
+    }
+    if (codebook == Codebook::kMcg) {
+      return call(std::integral_constant<Codebook, Codebook::kMcg>{});
+    }
+  }
+  if (codebook == Codebook::kMul1) {
+    return call(std::integral_constant<Codebook, Codebook::kMul1>{});
+  }
+  throw std::runtime_error("exl3: tiles of " + std::to_string(kWords) +
+                           " words with codebook " +
+                           std::to_string(static_cast<int>(codebook)) + " don't exist");
+}
+
+}  // namespace exl3
