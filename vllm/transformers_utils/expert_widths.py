@@ -15,17 +15,16 @@ from typing import Any
 import regex as re
 from transformers import PreTrainedConfig
 
-from exl3.checkpoint.errors import CheckpointError
 from exl3.checkpoint.expert_widths import (
     PER_LAYER_FIELD,
     PER_LAYER_FIELDS,
     SCALAR_FIELDS,
     SHAPE_FIELDS,
-    StoredWidths,
-    read_stored,
     resolve_widths,
 )
 from exl3.checkpoint.headers import fingerprint, read_folder
+from exl3.checkpoint.stored_widths import StoredWidths, read_stored
+from exl3.format.errors import CheckpointError
 from vllm.logger import init_logger
 
 logger = init_logger(__name__)
@@ -193,7 +192,7 @@ def _stored_widths(
     folder = Path(model)
     if folder.is_dir():
         return _read_stored(folder, num_layers, fingerprint(folder))
-    fetched = _fetched_folder(model, revision)
+    fetched = fetched_folder(model, revision)
     if fetched is None:
         return read_stored((), 0)
     try:
@@ -211,7 +210,7 @@ def _read_stored(folder: Path, num_layers: int, _state: object) -> StoredWidths:
     return read_stored(read_folder(folder), num_layers)
 
 
-def _fetched_folder(model: str, revision: str | None) -> Path | None:
+def fetched_folder(model: str, revision: str | None) -> Path | None:
     """Where the hub's cache keeps a checkpoint, unless shards are still to come."""
     from huggingface_hub import try_to_load_from_cache
 
