@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from exl3.checkpoint import headers
-from exl3.checkpoint.errors import CheckpointError
+from exl3.format.errors import CheckpointError
 from tests.checkpoints import write_checkpoint
 from vllm.model_executor.models import expert_widths as hook
 from vllm.transformers_utils import expert_widths as reading
