@@ -7,20 +7,15 @@ checkpoint with trellis tensors is served as EXL3, and no other one is.
 """
 
 import hashlib
-import json
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
 
 from transformers import PreTrainedConfig
 
 from exl3.checkpoint.headers import fingerprint
-from exl3.checkpoint.plan import CheckpointPlan, read_plan
+from exl3.checkpoint.plan import CheckpointPlan
 from exl3.format.errors import FileError
-from vllm.logger import init_logger
-from vllm.transformers_utils.expert_widths import fetched_folder
-
-logger = init_logger(__name__)
+from vllm.transformers_utils.checkpoint import local_folder, read_folder
 
 QUANT_METHOD = "exl3"
 
@@ -43,7 +38,7 @@ def resolve_config(
     plan = None
     if folder is not None:
         try:
-            plan = folder_plan(folder)
+            plan = read_folder(folder).plan
         except FileError:  # upstream may read it all the same
             if declared:
                 raise
@@ -69,36 +64,7 @@ def checkpoint_plan(model: str | Path, revision: str | None) -> CheckpointPlan |
         CheckpointError: The checkpoint contradicts itself.
     """
     folder = local_folder(model, revision)
-    return None if folder is None else folder_plan(folder)
-
-
-def local_folder(model: str | Path, revision: str | None) -> Path | None:
-    """The folder that holds all of a checkpoint, or None."""
-    folder = Path(model)
-    return folder if folder.is_dir() else fetched_folder(str(model), revision)
-
-
-def folder_plan(folder: Path) -> CheckpointPlan:
-    """The plan of the checkpoint in a folder; headers are read once."""
-    return _read_plan(folder, fingerprint(folder), _stamp_of(folder / "config.json"))
-
-
-@lru_cache(maxsize=4)
-def _read_plan(folder: Path, _files: object, _config: object) -> CheckpointPlan:
-    try:
-        config = json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError) as error:
-        raise FileError(f"{folder / 'config.json'}: {error}; fetch it again") from error
-    if not isinstance(config, Mapping):
-        raise FileError(f"{folder / 'config.json'}: not a JSON object; fetch it again")
-    plan = read_plan(folder, config)
-    for warning in plan.warnings:
-        logger.warning_once(warning)
-    return plan
-
-
-def _stamp_of(file: Path) -> tuple[int, int] | None:
-    return (file.stat().st_size, file.stat().st_mtime_ns) if file.is_file() else None
+    return None if folder is None else read_folder(folder).plan
 
 
 def _is_declared(config: PreTrainedConfig) -> bool:

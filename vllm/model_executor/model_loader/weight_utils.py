@@ -12,7 +12,8 @@ from vllm.fork import extend
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 from vllm.model_executor.layers.quantization.exl3.config import Exl3Config
 from vllm.model_executor.model_loader import weight_utils_upstream as upstream
-from vllm.transformers_utils.exl3 import checkpoint_plan, folder_plan
+from vllm.transformers_utils.checkpoint import read_folder
+from vllm.transformers_utils.exl3 import checkpoint_plan
 
 
 def get_quant_config(
@@ -49,7 +50,7 @@ def _fetch(model_config: ModelConfig, load_config: LoadConfig) -> CheckpointPlan
             model_config.revision,
             ignore_patterns=load_config.ignore_patterns,
         )
-    return folder_plan(Path(folder))
+    return read_folder(Path(folder)).plan
 
 
 _upstream_get_quant_config = upstream.get_quant_config
