@@ -20,11 +20,13 @@ from typing import Any
 from exl3.checkpoint.layers import LayerPlan, count_field
 from exl3.checkpoint.stored_widths import StoredWidths
 from exl3.format.errors import CheckpointError
+from exl3.format.tail import TAIL
 
 #: The field in which a checkpoint should state its widths.
 PER_LAYER_FIELD = "n_routed_experts_per_layer"
 #: Fields that state one width for the whole model.
 SCALAR_FIELDS = ("n_routed_experts", "num_experts", "num_local_experts")
+_TAIL_FIELD = f"{TAIL}.experts_per_layer"
 #: Fields that state a width for each layer. A dot goes into a nested field.
 PER_LAYER_FIELDS = (
     PER_LAYER_FIELD,
@@ -32,7 +34,7 @@ PER_LAYER_FIELDS = (
     "per_layer_num_experts",
     "num_local_experts_per_layer",
     "reap_pruning.n_routed_experts_per_layer",
-    "hybrid_tr3_tail.experts_per_layer",
+    _TAIL_FIELD,
 )
 #: Fields that say which layers have routed experts, and how they are routed.
 SHAPE_FIELDS = (
@@ -161,7 +163,8 @@ def _declared(
     result: tuple[str | None, dict[int, int]] | None = None
     for field in PER_LAYER_FIELDS:
         value = _lookup(config, field)
-        if value is None:
+        if value is None or (field == _TAIL_FIELD and type(value) is int):
+            # A tail of one width counts its own layers only, and checks them itself.
             continue
         readings = _readings(field, value, plan, scalar)
         fitting = [widths for widths in readings if _fits(widths, stored)]

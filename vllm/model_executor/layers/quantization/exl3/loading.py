@@ -170,5 +170,5 @@ class _Tensors:
 
 def _layer(module: str) -> tuple[str, int] | None:
     """The layer that a module belongs to: what it is a layer of, and its index."""
-    index = layer_of(module)
+    index = layer_of(module, 0)
     return None if index is None else (module.partition("layers.")[0], index)
