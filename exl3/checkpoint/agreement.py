@@ -253,7 +253,7 @@ def _stored_bits(
     matrix = linears.get(module)
     if matrix is not None:
         return matrix.bits
-    match = parse_name(f"{module}.")
+    match = parse_name(f"{module}.trellis")
     layer = experts.get(match["experts"]) if match and match["experts"] else None
     if match is None or layer is None or not match["expert"].isdecimal():
         return None

@@ -167,8 +167,9 @@ def _weight_map(index: Path) -> dict[str, str]:
     for file in weight_map.values():
         if not isinstance(file, str):
             raise _outside(file)
-    # A million names share a few files: one string each.
-    return {name: sys.intern(file) for name, file in weight_map.items()}
+    for name, file in weight_map.items():
+        weight_map[name] = sys.intern(file)  # a million names share a few files
+    return weight_map
 
 
 def _check_files(folder: Path, files: list[str]) -> None:

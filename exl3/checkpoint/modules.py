@@ -69,7 +69,7 @@ def sort_modules(grouped: Mapping[str, Fields]) -> Modules:
     modules = Modules()
     layers: dict[str, list[Slice]] = {}
     for module, fields in grouped.items():
-        match = parse_name(f"{module}.")
+        match = parse_name(next(iter(fields.values())).name)
         if match is not None and match["experts"] is not None:
             part = Slice(match["expert"], match["projection"], match["rank"], fields)
             layers.setdefault(match["experts"], []).append(part)

@@ -6,7 +6,9 @@ The server, the tools and `exl3 inspect` all ask it. Nobody downstream parses a 
 name or a field of the metadata again.
 """
 
-from collections.abc import Mapping
+import gc
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 from exl3.checkpoint.agreement import check_agreement, decoder_layers
 from exl3.checkpoint.experts import Encoding, ExpertLayer, read_expert_layer
 from exl3.checkpoint.headers import list_folder
+from exl3.checkpoint.json_files import read_json
 from exl3.checkpoint.matrix import Matrix, MatrixReader
 from exl3.checkpoint.metadata import Metadata, add_files, read_metadata
 from exl3.checkpoint.modules import (
@@ -24,8 +27,8 @@ from exl3.checkpoint.modules import (
     sort_modules,
 )
 from exl3.checkpoint.stored_widths import StoredWidths, widths_of_modules
-from exl3.format.errors import MetadataError
-from exl3.format.names import layer_of, parse_name
+from exl3.format.errors import FileError, MetadataError
+from exl3.format.names import parse_name
 
 __all__ = [
     "Checkpoint",
@@ -34,7 +37,9 @@ __all__ = [
     "ExpertLayer",
     "Matrix",
     "read_checkpoint",
+    "read_config",
     "read_plan",
+    "read_with_modules",
 ]
 
 #: A layer's experts in one tensor, as some dense checkpoints have them.
@@ -51,7 +56,6 @@ class CheckpointPlan:
 
     linears: Mapping[str, Matrix] = field(default_factory=dict)
     experts: Mapping[str, ExpertLayer] = field(default_factory=dict)
-    draft: str | None = None  # "exl3" or "dense": how the MTP layers are stored
     warnings: tuple[str, ...] = ()  # one line each, to be logged
 
     @property
@@ -77,11 +81,10 @@ class CheckpointPlan:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """All that is read of a checkpoint before its weights."""
+    """What is known of a checkpoint before its weights are read. It is small."""
 
     plan: CheckpointPlan
     widths: StoredWidths  # what the tensors say of each layer's routed experts
-    dense_bytes: Mapping[str, int]  # by module that is not EXL3
 
 
 def read_plan(folder: Path, config: Mapping[str, Any]) -> CheckpointPlan:
@@ -99,11 +102,25 @@ def read_checkpoint(folder: Path, config: Mapping[str, Any]) -> Checkpoint:
     Raises:
         CheckpointError: The checkpoint contradicts itself or cannot be served.
     """
-    text = text_config(config)
-    metadata = read_metadata(folder, config)
+    return read_with_modules(folder, config)[0]
+
+
+def read_with_modules(
+    folder: Path, config: Mapping[str, Any]
+) -> tuple[Checkpoint, Mapping[str, Fields]]:
+    """The same, with every tensor by its module: 250 MB of a million tensors."""
+    with _no_collection():
+        return _read(folder, read_metadata(folder, config), text_config(config))
+
+
+def _read(
+    folder: Path, metadata: Metadata, text: Mapping[str, Any]
+) -> tuple[Checkpoint, Mapping[str, Fields]]:
     listing = list_folder(folder)
     grouped = group_by_module(listing.headers)
     is_exl3 = any("trellis" in fields for fields in grouped.values())
+    if is_exl3 or metadata.declared:
+        listing.check()
     if metadata.declared and not is_exl3:
         raise MetadataError(
             f"config.json: says that {folder} is EXL3, but none of its "
@@ -112,12 +129,39 @@ def read_checkpoint(folder: Path, config: Mapping[str, Any]) -> Checkpoint:
         )
     plan = CheckpointPlan()
     if is_exl3:
-        listing.check()
         add_files(metadata, folder)
         plan = _plan(grouped, metadata, text)
         listing.check_unlisted(plan.is_superseded)
-    num_layers = decoder_layers(text)
-    return Checkpoint(plan, widths_of_modules(grouped, num_layers), {})
+    widths = widths_of_modules(grouped, decoder_layers(text))
+    return Checkpoint(plan, widths), grouped
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Puts off the search for reference cycles.
+
+    None are made here, and among the objects of a million tensors the search takes
+    longer than all the rest.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def read_config(folder: Path) -> Mapping[str, Any]:
+    """A checkpoint's `config.json`.
+
+    Raises:
+        FileError: There is none, or it is no JSON object.
+    """
+    config = read_json(folder / "config.json")
+    if not isinstance(config, Mapping):
+        raise FileError(f"{folder / 'config.json'}: is not a JSON object")
+    return config
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -144,18 +188,7 @@ def _plan(
     warnings += check_agreement(
         metadata, text, linears, experts, modules.dense_experts.keys()
     )
-    num_layers = decoder_layers(text)
-    names = (*linears, *experts)
-    draft = "exl3" if any(_is_draft(name, num_layers) for name in names) else None
-    if draft is None:
-        names = (*modules.dense, *modules.dense_experts)
-        draft = "dense" if any(_is_draft(name, num_layers) for name in names) else None
-    return CheckpointPlan(linears, experts, draft, tuple(warnings))
-
-
-def _is_draft(module: str, num_layers: int) -> bool:
-    index = layer_of(module, num_layers)
-    return index is not None and index >= num_layers
+    return CheckpointPlan(linears, experts, tuple(warnings))
 
 
 def _superseded(modules: Modules) -> list[str]:
