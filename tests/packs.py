@@ -147,7 +147,7 @@ def write_pack(
     twin_config = {**config, "dtype": "float32"}
     save_checkpoint(twin_path, twin_config, writer.twin, shards=shards)
 
-    config |= _quantization(formats, stamp)
+    config |= _quantization(writer, stamp)
     if writer.expert_bits:
         config["hybrid_tr3_tail"] = _tail(
             writer.expert_bits, stored_widths, ranks, shared_h
@@ -321,17 +321,17 @@ class _Writer:
         return (1.0 - 2.0 * self._draw.integers(0, 2, size)).astype(np.float16)
 
 
-def _quantization(
-    formats: Sequence[Format], stamp: dict[str, Any] | None
-) -> dict[str, Any]:
+def _quantization(writer: _Writer, stamp: dict[str, Any] | None) -> dict[str, Any]:
     if stamp is not None:
         return {"quantization_config": stamp} if stamp else {}
+    formats = list(writer.formats.values()) or [Format()]
+    head = writer.formats.get("lm_head")
     return {
         "quantization_config": {
             "quant_method": "exl3",
             "version": "1.4.1",
             "bits": sum(format.bits for format in formats) / len(formats),
-            "head_bits": formats[0].bits,
+            "head_bits": head.bits if head else 16,
             "calibration": {"rows": 250, "cols": 2048},
             "out_scales": "always",
             "codebook": formats[0].codebook,

@@ -4,7 +4,7 @@
 
 from pydantic import ValidationError
 
-from exl3.checkpoint.errors import CheckpointError
+from exl3.format.errors import CheckpointError
 
 
 class RefusedOptionError(ValueError):

@@ -11,20 +11,22 @@ first, then the draft (MTP) layers.
 """
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from itertools import count
 from reprlib import repr as brief  # a hostile value must not fill the log
 from typing import Any
 
-from exl3.checkpoint.errors import CheckpointError
-from exl3.checkpoint.headers import TensorHeader
 from exl3.checkpoint.layers import LayerPlan, count_field
+from exl3.checkpoint.stored_widths import StoredWidths
+from exl3.format.errors import CheckpointError
+from exl3.format.tail import TAIL
 
 #: The field in which a checkpoint should state its widths.
 PER_LAYER_FIELD = "n_routed_experts_per_layer"
 #: Fields that state one width for the whole model.
 SCALAR_FIELDS = ("n_routed_experts", "num_experts", "num_local_experts")
+_TAIL_FIELD = f"{TAIL}.experts_per_layer"
 #: Fields that state a width for each layer. A dot goes into a nested field.
 PER_LAYER_FIELDS = (
     PER_LAYER_FIELD,
@@ -32,7 +34,7 @@ PER_LAYER_FIELDS = (
     "per_layer_num_experts",
     "num_local_experts_per_layer",
     "reap_pruning.n_routed_experts_per_layer",
-    "hybrid_tr3_tail.experts_per_layer",
+    _TAIL_FIELD,
 )
 #: Fields that say which layers have routed experts, and how they are routed.
 SHAPE_FIELDS = (
@@ -49,58 +51,6 @@ SHAPE_FIELDS = (
     "topk_group",
     "topk_method",
 )
-
-# Ends at the tensor itself: `gate.weight_scale` is no gate. Indices have few digits,
-# since a name may be hostile.
-_MOE_TENSOR = re.compile(
-    r"(?:^|\.)(?P<mtp>mtp\.)?layers\.(?P<layer>[0-9]{1,6})\.(?:[a-z_]+\.)*?mlp\."
-    r"(?:(?P<gate>gate\.weight)$|(?P<bias>gate\.e_score_correction_bias)$"
-    r"|experts\.(?:(?P<expert>[0-9]{1,6})\."
-    r"|(?P<stack>gate_up_proj|down_proj)(?:\.weight)?$))"
-)
-
-
-@dataclass(frozen=True)
-class StoredWidths:
-    """What the checkpoint's headers say, by global layer index."""
-
-    gates: Mapping[int, TensorHeader]
-    biases: Mapping[int, TensorHeader]
-    experts: Mapping[int, frozenset[int]]  # expert ids that have a tensor
-    stacks: tuple[tuple[int, TensorHeader], ...]  # all experts in one tensor
-    num_mtp: int = 0  # draft layers under names of their own: `mtp.layers.0`
-
-
-def read_stored(headers: Iterable[TensorHeader], num_layers: int) -> StoredWidths:
-    """Collects gates, correction biases and expert ids from tensor headers.
-
-    Args:
-        headers: Every tensor of the checkpoint.
-        num_layers: Decoder layers, to place `mtp.layers.0` after them.
-    """
-    gates: dict[int, TensorHeader] = {}
-    biases: dict[int, TensorHeader] = {}
-    experts: dict[int, set[int]] = {}
-    stacks: list[tuple[int, TensorHeader]] = []
-    mtp: set[str] = set()
-    for header in headers:
-        match = _MOE_TENSOR.search(header.name)
-        if match is None:
-            continue
-        layer = int(match["layer"])
-        if match["mtp"]:
-            mtp.add(match["layer"])
-            layer += num_layers
-        if match["gate"]:
-            gates[layer] = header
-        elif match["bias"]:
-            biases[layer] = header
-        elif match["stack"]:
-            stacks.append((layer, header))
-        else:
-            experts.setdefault(layer, set()).add(int(match["expert"]))
-    frozen = {layer: frozenset(ids) for layer, ids in experts.items()}
-    return StoredWidths(gates, biases, frozen, tuple(stacks), len(mtp))
 
 
 def resolve_widths(
@@ -213,7 +163,8 @@ def _declared(
     result: tuple[str | None, dict[int, int]] | None = None
     for field in PER_LAYER_FIELDS:
         value = _lookup(config, field)
-        if value is None:
+        if value is None or (field == _TAIL_FIELD and type(value) is int):
+            # A tail of one width counts its own layers only, and checks them itself.
             continue
         readings = _readings(field, value, plan, scalar)
         fitting = [widths for widths in readings if _fits(widths, stored)]

@@ -1,144 +1,190 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
-"""Reads the headers of a folder of safetensors files, and no weight.
+"""Which tensors a checkpoint's folder holds, by its index and its files' headers."""
 
-The format: 8 bytes of little-endian header length, then that many bytes of JSON
-(https://huggingface.co/docs/safetensors, "Format"). A checkpoint is untrusted, so
-lengths and shapes are bounded before anything is allocated for them.
-"""
-
-import json
-import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from reprlib import repr as brief  # a hostile value must not fill the log
 
-from exl3.checkpoint.errors import CheckpointError
+from exl3.checkpoint.file_header import TensorHeader, read_header
+from exl3.checkpoint.json_files import read_json
+from exl3.format.errors import FileError
 
 INDEX_FILE = "model.safetensors.index.json"
-#: The limit that the safetensors library itself sets.
-MAX_HEADER_BYTES = 100_000_000
-MAX_DIMENSIONS = 8
+#: Bounds what a hostile folder can make us hold: four times GLM-5.2 in four slices.
+MAX_TENSORS = 4_000_000
+_SHOWN = 3  # names that a refusal lists
 
 
-@dataclass(frozen=True, slots=True)
-class TensorHeader:
-    """One stored tensor: where it lies and how it looks."""
+@dataclass(frozen=True)
+class Listing:
+    """The tensors of a checkpoint, and where its index and its files differ.
 
-    name: str
-    dtype: str  # as safetensors spells it: "BF16", "I16", ...
-    shape: tuple[int, ...]
-    file: str  # name of the safetensors file in the checkpoint's folder
+    The index, where there is one, decides which files belong to the checkpoint.
+    """
+
+    headers: tuple[TensorHeader, ...]  # every tensor of these files
+    missing: tuple[tuple[str, str], ...] = ()  # name and file that the index gives
+    unlisted: tuple[TensorHeader, ...] = ()  # the index does not list them here
+    duplicates: tuple[tuple[TensorHeader, str], ...] = ()  # and the other file
+    stray_files: tuple[str, ...] = ()  # safetensors files that the index leaves out
+
+    def check(self) -> None:
+        """Refuses a checkpoint whose index and files do not belong together.
+
+        Raises:
+            FileError: A tensor is missing or doubled, or a file is left out.
+        """
+        if self.missing:
+            file = self.missing[0][1]
+            names = [name for name, where in self.missing if where == file]
+            raise FileError(
+                f"{file}: lacks {len(names)} tensors that {INDEX_FILE} places there: "
+                f"{_some(names)}; fetch the file again, or rebuild the index"
+            )
+        if self.duplicates:
+            header, other = self.duplicates[0]
+            raise FileError(
+                f"{header.file}: {header.name} is stored in {other} too, as are "
+                f"{len(self.duplicates) - 1} more; remove the wrong file"
+            )
+        if self.stray_files:
+            raise FileError(
+                f"{INDEX_FILE}: does not list {_some(self.stray_files)}, which lies in "
+                "the folder; rebuild the index, or remove the file"
+            )
+
+    def check_unlisted(self, is_superseded: Callable[[str], bool]) -> None:
+        """Refuses tensors that the index does not list and that nothing replaces.
+
+        Args:
+            is_superseded: Whether the checkpoint has something else for a tensor.
+
+        Raises:
+            FileError: There is such a tensor.
+        """
+        rest = [at for at in self.unlisted if not is_superseded(at.name)]
+        if rest:
+            names = [header.name for header in rest if header.file == rest[0].file]
+            raise FileError(
+                f"{rest[0].file}: has {len(names)} tensors that {INDEX_FILE} does not "
+                f"place there: {_some(names)}; rebuild the index, or remove them"
+            )
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first few of many names."""
+    shown = ", ".join(names[:_SHOWN])
+    return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown
 
 
 def read_folder(folder: Path) -> tuple[TensorHeader, ...]:
-    """The headers of every tensor of a checkpoint.
+    """Every tensor of a checkpoint; see `list_folder`."""
+    return list_folder(folder).headers
 
-    The index, where there is one, decides which files belong to the checkpoint.
+
+def list_folder(folder: Path) -> Listing:
+    """Reads the index and every header of a checkpoint.
 
     Args:
         folder: The checkpoint's folder.
 
     Returns:
-        One entry a tensor; empty if the folder holds no safetensors files.
+        Its tensors; none if the folder holds no safetensors files.
 
     Raises:
-        CheckpointError: A file is missing, damaged or outside the folder.
+        FileError: A file is missing, damaged or outside the folder.
     """
-    names = _shard_names(folder)
-    return tuple(header for name in names for header in read_header(folder / name))
+    present = sorted(path.name for path in folder.glob("*.safetensors"))
+    index = folder / INDEX_FILE
+    listed = _weight_map(index) if index.is_file() else None
+    if listed is None:
+        files = present
+    else:
+        files = sorted(set(listed.values()))
+        _check_files(folder, files)
+    headers: list[TensorHeader] = []
+    unlisted: list[TensorHeader] = []
+    duplicates: list[tuple[TensorHeader, str]] = []
+    seen: dict[str, str] = {}  # without an index: the file of each tensor
+    for file in files:
+        for header in read_header(folder / file):
+            headers.append(header)
+            if listed is None:
+                first = seen.setdefault(header.name, file)
+                if first != file:
+                    duplicates.append((header, first))
+            elif listed.get(header.name) == file:
+                del listed[header.name]
+            else:
+                unlisted.append(header)
+        if len(headers) > MAX_TENSORS:
+            raise FileError(
+                f"{folder}: holds more than {MAX_TENSORS} tensors, the most that are "
+                "read"
+            )
+    return Listing(
+        headers=tuple(headers),
+        missing=tuple((listed or {}).items()),
+        unlisted=tuple(unlisted),
+        duplicates=tuple(duplicates),
+        stray_files=tuple(sorted(set(present) - set(files))),
+    )
 
 
 def fingerprint(folder: Path) -> tuple[tuple[str, int, int], ...]:
     """What changes when a checkpoint's files do, told without reading any.
 
     Returns:
-        The name, size in bytes and time of change in ns of the index and each shard.
+        The name, size in bytes and time of change in ns of every safetensors and JSON
+        file.
 
     Raises:
-        CheckpointError: A file is a link to nothing.
+        FileError: A file is a link to nothing.
     """
-    files = sorted([*folder.glob("*.safetensors"), *folder.glob(INDEX_FILE)])
+    files = sorted([*folder.glob("*.safetensors"), *folder.glob("*.json")])
     found = []
     for file in files:
         try:
             status = file.stat()
         except OSError as error:
-            raise CheckpointError(f"{file}: {error.strerror}") from error
+            raise FileError(f"{file}: {error.strerror}") from error
         found.append((file.name, status.st_size, status.st_mtime_ns))
     return tuple(found)
 
 
-def read_header(file: Path) -> Iterator[TensorHeader]:
-    """The tensors that one safetensors file says it holds.
-
-    Raises:
-        CheckpointError: The header is damaged or exceeds a bound.
-    """
-    for name, entry in _header_json(file).items():
-        if name == "__metadata__":
-            continue
-        shape = entry.get("shape") if isinstance(entry, dict) else None
-        if (
-            not isinstance(shape, list)
-            or len(shape) > MAX_DIMENSIONS
-            or not all(type(size) is int and 0 <= size < 2**48 for size in shape)
-        ):
-            raise CheckpointError(
-                f"{file.name}: tensor {name!r} has shape {shape!r}, not a list of at "
-                f"most {MAX_DIMENSIONS} sizes; the file is damaged, fetch it again"
-            )
-        yield TensorHeader(name, str(entry.get("dtype")), tuple(shape), file.name)
+def _weight_map(index: Path) -> dict[str, str]:
+    """The file of each tensor."""
+    content = read_json(index)
+    weight_map = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(weight_map, dict):
+        raise FileError(
+            f"{INDEX_FILE}: has no weight_map from tensor to file; fetch it again, or "
+            "rebuild the index"
+        )
+    for file in weight_map.values():
+        if not isinstance(file, str):
+            raise _outside(file)
+    for name, file in weight_map.items():
+        weight_map[name] = sys.intern(file)  # a million names share a few files
+    return weight_map
 
 
-def _header_json(file: Path) -> dict[str, Any]:
-    try:
-        with file.open("rb") as stream:
-            total = os.fstat(stream.fileno()).st_size
-            length = int.from_bytes(stream.read(8), "little")
-            if total < 8 or length > min(total - 8, MAX_HEADER_BYTES):
-                raise CheckpointError(
-                    f"{file.name}: header of {length} bytes in a file of {total}; "
-                    "the file is truncated or damaged, fetch it again"
-                )
-            header = json.loads(stream.read(length))
-    except OSError as error:
-        raise CheckpointError(f"{file}: {error.strerror}") from error
-    except (UnicodeDecodeError, ValueError, RecursionError) as error:
-        if isinstance(error, CheckpointError):
-            raise
-        raise CheckpointError(
-            f"{file.name}: header is not JSON ({error}); the file is damaged, "
-            "fetch it again"
-        ) from error
-    if not isinstance(header, dict):
-        raise CheckpointError(f"{file.name}: header is not a JSON object")
-    return header
-
-
-def _shard_names(folder: Path) -> list[str]:
-    index = folder / INDEX_FILE
-    if not index.is_file():
-        return sorted(path.name for path in folder.glob("*.safetensors"))
-    try:
-        weight_map = json.loads(index.read_bytes())["weight_map"]
-        names = sorted(set(weight_map.values()))
-    except OSError as error:
-        raise CheckpointError(f"{index}: {error.strerror}") from error
-    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
-        raise CheckpointError(
-            f"{INDEX_FILE}: has no weight_map from tensor to file ({error})"
-        ) from error
-    for name in names:
-        if not isinstance(name, str) or name != Path(name).name:
-            raise CheckpointError(
-                f"{INDEX_FILE}: weight_map names the file {name!r}, which is not "
-                "in the checkpoint's folder"
-            )
-        if not (folder / name).is_file():
-            raise CheckpointError(
-                f"{INDEX_FILE}: weight_map names {name}, which is missing from "
+def _check_files(folder: Path, files: list[str]) -> None:
+    for file in files:
+        if file != Path(file).name or not file.isprintable():
+            raise _outside(file)
+        if not (folder / file).is_file():
+            raise FileError(
+                f"{INDEX_FILE}: weight_map names {brief(file)}, which is missing from "
                 f"{folder}; fetch it, or rebuild the index"
             )
-    return names
+
+
+def _outside(file: object) -> FileError:
+    return FileError(
+        f"{INDEX_FILE}: weight_map names the file {brief(file)}, which is not in the "
+        "checkpoint's folder"
+    )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from reprlib import repr as brief  # a hostile value must not fill the log
 from typing import Any
 
-from exl3.checkpoint.errors import CheckpointError
+from exl3.format.errors import CheckpointError
 
 _DRAFT_FIELDS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 

@@ -5,7 +5,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from exl3.checkpoint.headers import TensorHeader
+from exl3.checkpoint.file_header import TensorHeader
 from exl3.format.constants import (
     HADAMARD,
     HALF_RATE_WORDS,
@@ -41,6 +41,26 @@ class Matrix:
         return self.in_features * self.out_features * self.words // 128
 
 
+class MatrixReader:
+    """Reads matrices, and remembers what it saw: a million tensors have few shapes."""
+
+    def __init__(self) -> None:
+        self._known: dict[object, Matrix] = {}
+
+    def read(
+        self,
+        module: str,
+        fields: Mapping[str, TensorHeader],
+        shared: frozenset[str] = frozenset(),
+    ) -> Matrix:
+        """See `read_matrix`."""
+        key = shared, *[(name, at.dtype, at.shape) for name, at in fields.items()]
+        matrix = self._known.get(key)
+        if matrix is None:
+            matrix = self._known[key] = read_matrix(module, fields, shared)
+        return matrix
+
+
 def is_exl3(fields: Mapping[str, TensorHeader]) -> bool:
     """Whether a module has any tensor that only EXL3 modules have."""
     return "trellis" in fields or not EXL3_FIELDS.isdisjoint(fields)
@@ -66,6 +86,11 @@ def read_matrix(
         raise UnsupportedFormatError(
             f"{module}: a quantized embedding table (trellis with signs), which is not "
             "supported; convert the checkpoint with the embeddings left in 16 bits"
+        )
+    if "scale" in fields:
+        raise UnsupportedFormatError(
+            f"{module}.scale: EXL3 has no such tensor since its first release; convert "
+            "the model again"
         )
     trellis = fields.get("trellis")
     if trellis is None:

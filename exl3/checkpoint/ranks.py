@@ -1,17 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
-"""How a module is cut for the ranks of tensor parallelism.
+"""How modules are cut for the ranks of tensor parallelism.
 
-Every cut of a trellis lies at a multiple of 128, since features are rotated in blocks
-of 128 on both sides. What is cut is the stored width, padding included, so that a
-padded intermediate is cut alike on both of its sides.
+Features are rotated in blocks of 128, so a matrix is cut between blocks. What is cut is
+the stored width, padding included. Routed experts must be cut so. A linear layer may be
+cut anywhere: a rank then holds all blocks that its part touches, and leaves out the
+columns or rows of others.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from exl3.checkpoint.plan import ExpertLayer
+from exl3.checkpoint.experts import ExpertLayer
+from exl3.checkpoint.plan import CheckpointPlan, text_config
 from exl3.format.constants import HADAMARD
 from exl3.format.errors import RankError
+
+#: The largest size that is tried when legal sizes are listed.
+MAX_SIZE = 64
+
+#: Linear layers that ranks cut, by the last part of their names.
+_CUT_COLUMNS = {
+    *("q_proj", "k_proj", "v_proj", "qkv_proj", "q_b_proj", "kv_b_proj"),
+    *("gate_proj", "up_proj", "gate_up_proj", "w1", "w3"),
+    *("in_proj_qkvz", "in_proj_qkv", "in_proj_z"),
+}
+_CUT_ROWS = {"o_proj", "down_proj", "out_proj", "w2"}
+#: Counts in a config that the ranks must divide.
+_HEADS = ("num_attention_heads", "linear_num_key_heads", "linear_num_value_heads")
 
 
 @dataclass(frozen=True)
@@ -26,28 +43,6 @@ class ExpertPart:
     def intermediate(self) -> int:
         """Intermediate features of one virtual expert."""
         return self.stop - self.start
-
-
-def cut(features: int, size: int, rank: int, what: str) -> tuple[int, int]:
-    """The range of a stored dimension that a rank holds.
-
-    Args:
-        features: The dimension as stored.
-        size: Tensor-parallel ranks.
-        rank: This one.
-        what: The tensor and the dimension, for the refusal.
-
-    Raises:
-        RankError: The cut does not lie at multiples of 128.
-    """
-    if features % (HADAMARD * size):
-        legal = [n for n in range(1, 65) if features % (HADAMARD * n) == 0]
-        raise RankError(
-            f"{what}: {features} features do not divide into {size} parts of whole "
-            f"blocks of {HADAMARD}; tensor-parallel sizes that divide them: {legal}"
-        )
-    part = features // size
-    return part * rank, part * (rank + 1)
 
 
 def expert_part(layer: ExpertLayer, name: str, size: int, rank: int) -> ExpertPart:
@@ -66,22 +61,26 @@ def expert_part(layer: ExpertLayer, name: str, size: int, rank: int) -> ExpertPa
         count = layer.ranks // size
         slices = range(rank * count, (rank + 1) * count)
         return ExpertPart(slices, 0, layer.intermediate)
-    cuts, rest = divmod(size, layer.ranks)
-    if rest or layer.intermediate % (HADAMARD * cuts):
-        raise RankError(
-            f"{name}: experts in {layer.ranks} slices of {layer.intermediate} cannot "
-            f"be shared by {size} ranks; tensor-parallel sizes that can: "
-            f"{[n for n in range(1, 65) if _is_legal(layer, n)]}"
-        )
-    start, stop = cut(layer.intermediate, cuts, rank % cuts, name)
-    first = rank // cuts
-    return ExpertPart(range(first, first + 1), start, stop)
+    problem = _expert_problem(layer, name, size)
+    if problem is not None:
+        sizes = [n for n in _SIZES if _expert_problem(layer, name, n) is None]
+        raise RankError(f"{problem}; tensor-parallel sizes that can: {sizes}")
+    cuts = size // layer.ranks
+    part = layer.intermediate // cuts
+    start = rank % cuts * part
+    return ExpertPart(range(rank // cuts, rank // cuts + 1), start, start + part)
 
 
-def _is_legal(layer: ExpertLayer, size: int) -> bool:
+def _expert_problem(layer: ExpertLayer, name: str, size: int) -> str | None:
+    if layer.ranks % size == 0:
+        return None
     cuts, rest = divmod(size, layer.ranks)
-    return layer.ranks % size == 0 or (
-        rest == 0 and layer.intermediate % (HADAMARD * cuts) == 0
+    if rest == 0 and layer.intermediate % (HADAMARD * cuts) == 0:
+        return None
+    slices = f"{layer.ranks} slices of " if layer.sliced else ""
+    return (
+        f"{name}: {slices}{layer.intermediate} intermediate features, in blocks of "
+        f"{HADAMARD}, cannot be shared by {size} ranks"
     )
 
 
@@ -106,3 +105,99 @@ def blocks_around(start: int, stop: int, stored: int) -> Blocks:
     first = start // HADAMARD * HADAMARD
     last = -(-stop // HADAMARD) * HADAMARD
     return Blocks(first, max(first, last), start - first, stop - start)
+
+
+def check_tensor_parallel(
+    plan: CheckpointPlan, config: Mapping[str, Any], size: int
+) -> None:
+    """Refuses a number of ranks that a checkpoint cannot be cut for.
+
+    Args:
+        plan: The checkpoint's plan.
+        config: Its `config.json`.
+        size: Tensor-parallel ranks.
+
+    Raises:
+        RankError: Names what cannot be cut, and the sizes that fit the checkpoint.
+    """
+    problem = problem_with(plan, config, size)
+    if problem is not None:
+        raise RankError(
+            f"{problem}; tensor-parallel sizes that fit this checkpoint: "
+            f"{legal_sizes(plan, config)}"
+        )
+
+
+def legal_sizes(plan: CheckpointPlan, config: Mapping[str, Any]) -> list[int]:
+    """The numbers of ranks, up to `MAX_SIZE`, that a checkpoint can be cut for."""
+    return [size for size in _SIZES if problem_with(plan, config, size) is None]
+
+
+def problem_with(
+    plan: CheckpointPlan, config: Mapping[str, Any], size: int
+) -> str | None:
+    """Why a checkpoint cannot be cut for so many ranks, or None if it can."""
+    text = text_config(config)
+    for field in _HEADS:
+        heads = _count(text, field)
+        if heads is not None and heads % size:
+            return f"config.json: {size} ranks do not divide {field} {heads}"
+    heads = _kv_heads(text)
+    if heads is not None and heads % size and size % heads:
+        return (
+            f"config.json: {size} ranks neither divide num_key_value_heads {heads} nor "
+            "are a multiple of it"
+        )
+    problems = (_expert_problem(*item, size) for item in _by_layer(plan))
+    return next((problem for problem in problems if problem is not None), None)
+
+
+class InnerCut(NamedTuple):
+    """A linear layer that ranks cut inside a block."""
+
+    module: str
+    dimension: str  # "in-features" or "out-features"
+    features: int  # as stored
+    legal: list[int]  # sizes that cut it between blocks
+
+
+def inner_cuts(
+    plan: CheckpointPlan, config: Mapping[str, Any], size: int
+) -> list[InnerCut]:
+    """Linear layers that so many ranks cut inside a block of 128 features.
+
+    They are served, and a block that two ranks touch is computed by both.
+    """
+    heads = _kv_heads(text_config(config))
+    found = []
+    for module, matrix in plan.linears.items():
+        name = module.rpartition(".")[2]
+        if name in _CUT_COLUMNS:
+            dimension, features = "out-features", matrix.out_features
+        elif name in _CUT_ROWS:
+            dimension, features = "in-features", matrix.in_features
+        else:
+            continue
+        # Several ranks may hold the same head of keys and values.
+        most = heads if heads is not None and name in ("k_proj", "v_proj") else size
+        if features % (HADAMARD * min(size, most)):
+            legal = [n for n in _SIZES if features % (HADAMARD * min(n, most)) == 0]
+            found.append(InnerCut(module, dimension, features, legal))
+    return found
+
+
+_SIZES = range(1, MAX_SIZE + 1)
+
+
+def _by_layer(plan: CheckpointPlan) -> list[tuple[ExpertLayer, str]]:
+    return [(layer, name) for name, layer in plan.experts.items()]
+
+
+def _kv_heads(text: Mapping[str, Any]) -> int | None:
+    """Heads of keys and values, or None where all heads share one latent vector."""
+    return None if text.get("kv_lora_rank") else _count(text, "num_key_value_heads")
+
+
+def _count(text: Mapping[str, Any], field: str) -> int | None:
+    value = text.get(field)
+    return value if type(value) is int and value > 0 else None

@@ -40,10 +40,17 @@ def parse_name(name: str) -> re.Match[str] | None:
     return TENSOR_NAME.fullmatch(name)
 
 
-def layer_of(module: str) -> int | None:
-    """The index in a module's name (`layers.3.`), or None if it has none."""
+def layer_of(module: str, num_layers: int) -> int | None:
+    """The global index of the layer that a module belongs to, or None.
+
+    Args:
+        module: The module's name.
+        num_layers: Decoder layers, which a draft's `mtp.layers.0` comes after.
+    """
     match = _LAYER.search(module)
-    return int(match[1]) if match else None
+    if match is None:
+        return None
+    return int(match["layer"]) + (num_layers if match["mtp"] else 0)
 
 
-_LAYER = re.compile(r"(?:^|\.)layers\.([0-9]{1,6})(?:\.|$)")
+_LAYER = re.compile(r"(?:^|\.)(?P<mtp>mtp\.)?layers\.(?P<layer>[0-9]{1,6})(?:\.|$)")

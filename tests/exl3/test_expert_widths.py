@@ -4,13 +4,11 @@
 
 import pytest
 
-from exl3.checkpoint.errors import CheckpointError
-from exl3.checkpoint.expert_widths import (
-    read_stored,
-    resolve_widths,
-)
-from exl3.checkpoint.headers import TensorHeader
+from exl3.checkpoint.expert_widths import resolve_widths
+from exl3.checkpoint.file_header import TensorHeader
 from exl3.checkpoint.layers import LayerPlan
+from exl3.checkpoint.stored_widths import read_stored
+from exl3.format.errors import CheckpointError
 
 # Five layers, the first dense, and one draft layer. A list by global index, a list
 # with the draft, one of the MoE layers only, and that with the draft have the

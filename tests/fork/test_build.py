@@ -196,6 +196,8 @@ def test_the_metadata_is_complete(built, archive):
     assert fields["Version"] == load_pins().fork_version(target)
     assert fields["License-Expression"] == "Apache-2.0"
     assert SpecifierSet(fields["Requires-Python"]) == SpecifierSet(">=3.11,<3.15")
+    commands = read_info(archive, "entry_points.txt")
+    assert "exl3 = exl3.cli:main" in commands
     if target == "empty":
         assert names == {"torch>=2.11"}
         return
@@ -206,9 +208,7 @@ def test_the_metadata_is_complete(built, archive):
         extra = [line for line in required if line.startswith(name)]
         assert extra, name
         assert 'extra == "multimodal"' in extra[0]
-    assert "vllm = vllm.entrypoints.cli.main:main" in read_info(
-        archive, "entry_points.txt"
-    )
+    assert "vllm = vllm.entrypoints.cli.main:main" in commands
 
 
 @pytest.mark.slow

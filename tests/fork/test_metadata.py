@@ -32,9 +32,12 @@ def test_what_is_left_out_is_offered_as_an_extra(metadata):
     }
 
 
-def test_commands_are_upstreams(metadata):
+def test_commands_are_upstreams_and_the_librarys(metadata):
     assert metadata.entry_points == {
-        "console_scripts": ["vllm = vllm.entrypoints.cli.main:main"]
+        "console_scripts": [
+            "vllm = vllm.entrypoints.cli.main:main",
+            "exl3 = exl3.cli:main",
+        ]
     }
 
 
@@ -42,7 +45,7 @@ def test_the_library_needs_torch_only():
     metadata = library_metadata()
     assert (metadata.name, metadata.requirements) == ("exl3", ["torch>=2.11"])
     assert not metadata.extras
-    assert not metadata.entry_points
+    assert metadata.entry_points == {"console_scripts": ["exl3 = exl3.cli:main"]}
 
 
 def test_upstreams_licences_go_along(wheel, tmp_path):

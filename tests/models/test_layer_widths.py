@@ -15,10 +15,11 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from exl3.checkpoint import headers
-from exl3.checkpoint.errors import CheckpointError
+from exl3.checkpoint import headers, plan
+from exl3.format.errors import CheckpointError
 from tests.checkpoints import write_checkpoint
 from vllm.model_executor.models import expert_widths as hook
+from vllm.transformers_utils import checkpoint
 from vllm.transformers_utils import expert_widths as reading
 from vllm.transformers_utils.config import get_config
 
@@ -270,11 +271,11 @@ def test_headers_are_read_once_while_the_files_stay(unequal, tmp_path, monkeypat
     path = edit(unequal, tmp_path)
     reads = []
 
-    def read_folder(folder):
+    def read_checkpoint(folder, config):
         reads.append(folder)
-        return headers.read_folder(folder)
+        return plan.read_checkpoint(folder, config)
 
-    monkeypatch.setattr(reading, "read_folder", read_folder)
+    monkeypatch.setattr(checkpoint, "read_checkpoint", read_checkpoint)
     for _ in range(2):
         config = get_config(str(path), trust_remote_code=False)
         assert config.resolved_expert_widths == WIDTHS

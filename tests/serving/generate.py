@@ -31,6 +31,7 @@ class Case:
     model: str
     options: dict[str, Any] = field(default_factory=dict)
     max_tokens: int = 32
+    prompts: list[list[int]] = field(default_factory=lambda: PROMPTS)
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Completion:
 
 @dataclass(frozen=True)
 class Result:
-    """What one engine gave: completions in the order of `PROMPTS`, or an error."""
+    """What one engine gave: completions in the order of the prompts, or an error."""
 
     completions: list[Completion]
     error: str | None
@@ -122,7 +123,7 @@ def _generate(case: dict[str, Any]) -> dict[str, Any]:
         logprobs=1,
         detokenize=False,
     )
-    prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+    prompts = [{"prompt_token_ids": prompt} for prompt in case["prompts"]]
     outputs = llm.generate(prompts, params, use_tqdm=False)
     completions = [
         {

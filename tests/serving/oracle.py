@@ -63,12 +63,17 @@ def widen(path: Path, out: Path) -> Path:
 
 
 @torch.inference_mode()
-def compare(model: torch.nn.Module, completions: list[Completion]) -> float:
-    """Checks greedy completions of `PROMPTS` against the reference.
+def compare(
+    model: torch.nn.Module,
+    completions: list[Completion],
+    prompts: list[list[int]] = PROMPTS,
+) -> float:
+    """Checks greedy completions against the reference.
 
     Args:
         model: From `load_reference`.
         completions: One for each prompt.
+        prompts: What the engine was given.
 
     Returns:
         The largest difference of a token's log-probability.
@@ -77,8 +82,7 @@ def compare(model: torch.nn.Module, completions: list[Completion]) -> float:
         AssertionError: A token is not the reference's best, or there are none.
     """
     worst = 0.0
-    assert len(completions) == len(PROMPTS)
-    for prompt, completion in zip(PROMPTS, completions, strict=True):
+    for prompt, completion in zip(prompts, completions, strict=True):
         assert completion.tokens
         ids = torch.tensor([prompt + completion.tokens])
         logits = model(ids).logits[0, len(prompt) - 1 : -1]

@@ -89,6 +89,13 @@ def hf_config(config: ModelConfig) -> dict:
     return fields
 
 
+def hf_name(config: ModelConfig, name: str) -> str:
+    """The checkpoint's name of one of the model's modules or tensors."""
+    if name.split(".")[0] == "mtp":
+        return name.replace("mtp", f"model.layers.{config.num_hidden_layers}", 1)
+    return name if name.startswith("lm_head") else f"model.{name}"
+
+
 def hf_tensors(model: DemoModel) -> dict[str, Tensor]:
     """The checkpoint's tensors by name, in the module's dtype (float32).
 
@@ -96,12 +103,8 @@ def hf_tensors(model: DemoModel) -> dict[str, Tensor]:
     head: the trunk's serve it.
     """
     tensors = {}
-    mtp = f"model.layers.{model.config.num_hidden_layers}"
     for name, value in model.state_dict().items():
-        if name.startswith("mtp."):
-            name = name.replace("mtp", mtp, 1)
-        elif not name.startswith("lm_head."):
-            name = f"model.{name}"
+        name = hf_name(model.config, name)
         if name.endswith(".mlp.gate_up"):
             prefix = name.removesuffix("gate_up") + "experts"
             for expert, (gate, up) in enumerate(v.chunk(2) for v in value):

@@ -15,6 +15,8 @@ from tools.fork.pins import Pins
 
 #: What the library alone needs. torch's stable ABI reaches back to this release.
 LIBRARY_REQUIREMENTS = ["torch>=2.11"]
+#: The library's command. Upstream has none of this name.
+LIBRARY_SCRIPTS = ["exl3 = exl3.cli:main"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,8 @@ class Metadata:
 
 def library_metadata() -> Metadata:
     """Metadata of `exl3` without vLLM."""
-    return Metadata("exl3", LIBRARY_REQUIREMENTS, {}, {})
+    scripts = {"console_scripts": list(LIBRARY_SCRIPTS)}
+    return Metadata("exl3", LIBRARY_REQUIREMENTS, {}, scripts)
 
 
 def read_metadata(wheel: Path, pins: Pins) -> Metadata:
@@ -67,6 +70,7 @@ def read_metadata(wheel: Path, pins: Pins) -> Metadata:
         group: [f"{name} = {value}" for name, value in scripts.items(group)]
         for group in scripts.sections()
     }
+    entry_points.setdefault("console_scripts", []).extend(LIBRARY_SCRIPTS)
     return Metadata("vllm", requirements, extras, entry_points)
 
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
-"""Extends upstream's config reading: expert widths are resolved as a config is read.
+"""Extends upstream's config reading by what the checkpoint itself says.
+
+The number of routed experts of each layer, and whether the weights are EXL3.
 
 Every config of the engine comes through here, the target's and the draft's, in the
 first seconds of a start and before any weight is read.
@@ -14,7 +16,7 @@ from transformers import PreTrainedConfig
 
 from vllm.fork import extend
 from vllm.transformers_utils import config_upstream as upstream
-from vllm.transformers_utils import expert_widths
+from vllm.transformers_utils import exl3, expert_widths
 
 
 def get_config(
@@ -24,9 +26,10 @@ def get_config(
     *args: Any,
     **kwargs: Any,
 ) -> PreTrainedConfig:
-    """Upstream's `get_config`, with the widths of the routed experts resolved."""
+    """Upstream's `get_config`, with widths and quantization as they are stored."""
     config = _upstream_get_config(model, trust_remote_code, revision, *args, **kwargs)
     expert_widths.resolve_config(config, model, revision)
+    exl3.resolve_config(config, model, revision)
     return config
 
 

@@ -8,29 +8,24 @@ builds the layers from it.
 """
 
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import regex as re
 from transformers import PreTrainedConfig
 
-from exl3.checkpoint.errors import CheckpointError
 from exl3.checkpoint.expert_widths import (
     PER_LAYER_FIELD,
     PER_LAYER_FIELDS,
     SCALAR_FIELDS,
     SHAPE_FIELDS,
-    StoredWidths,
-    read_stored,
     resolve_widths,
 )
-from exl3.checkpoint.headers import fingerprint, read_folder
+from exl3.checkpoint.stored_widths import StoredWidths, read_stored
+from exl3.format.errors import CheckpointError, FileError
 from vllm.logger import init_logger
+from vllm.transformers_utils.checkpoint import local_folder, read_folder
 
 logger = init_logger(__name__)
-
-_SHARD = re.compile(r"-of-([0-9]{1,6})\.safetensors$")
 
 #: The attribute of a config that holds its widths: one for each layer by global index,
 #: draft layers included, 0 for a dense layer. Absent if the model has one throughout.
@@ -111,7 +106,7 @@ def resolve_config(
     if not (is_supported(config.architectures) or is_supported(text.architectures)):
         return
     fields = _plain_fields(text)
-    stored = _stored_widths(str(model), revision, fields)
+    stored = _stored_widths(str(model), revision)
     widths = resolve_widths(fields, stored)
     if widths is None:
         return
@@ -180,46 +175,18 @@ def scalar_fields(config: PreTrainedConfig) -> list[str]:
     return fields
 
 
-def _stored_widths(
-    model: str, revision: str | None, fields: dict[str, Any]
-) -> StoredWidths:
+def _stored_widths(model: str, revision: str | None) -> StoredWidths:
     """What the checkpoint's headers say; nothing if it is not on this machine.
 
     A checkpoint that is still to be fetched, or the rest of it, is checked again,
     layer by layer, when its tensors are loaded.
     """
-    layers = fields["num_hidden_layers"]
-    num_layers = layers if type(layers) is int else 0  # refused with the config
-    folder = Path(model)
-    if folder.is_dir():
-        return _read_stored(folder, num_layers, fingerprint(folder))
-    fetched = _fetched_folder(model, revision)
-    if fetched is None:
+    folder = local_folder(model, revision)
+    if folder is None:
         return read_stored((), 0)
     try:
-        return _read_stored(fetched, num_layers, fingerprint(fetched))
-    except CheckpointError:  # the index names a shard that is still to come
-        return read_stored((), 0)
-
-
-@lru_cache(maxsize=4)
-def _read_stored(folder: Path, num_layers: int, _state: object) -> StoredWidths:
-    """Reads headers once for each state of the files: an engine asks several times.
-
-    The answer is small; the headers of a million tensors are not, and are let go.
-    """
-    return read_stored(read_folder(folder), num_layers)
-
-
-def _fetched_folder(model: str, revision: str | None) -> Path | None:
-    """Where the hub's cache keeps a checkpoint, unless shards are still to come."""
-    from huggingface_hub import try_to_load_from_cache
-
-    config = try_to_load_from_cache(model, "config.json", revision=revision)
-    if not isinstance(config, str):
-        return None
-    folder = Path(config).parent
-    names = [path.name for path in folder.glob("*.safetensors")]
-    # Shards come before their index, which would say what is missing.
-    of = [int(found[1]) for name in names if (found := _SHARD.search(name))]
-    return folder if len(names) >= max(of, default=1) else None
+        return read_folder(folder).widths
+    except FileError:
+        if Path(model).is_dir():
+            raise
+        return read_stored((), 0)  # the index names a shard that is still to come

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
+//
+// Products of packed activations with trellis matrices, several at once, so that a few
+// rows for each of many matrices still occupy every thread.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "exl3/cpu/buffer.h"
+#include "exl3/cpu/kernel.h"
+#include "exl3/cpu/parallel.h"
+
+namespace exl3::cpu {
+
+// y [rows, columns] = x [rows, k] * w [:, first_column : first_column + columns], all
+// in the rotated domain; columns are multiples of 16.
+class Product {
+ public:
+  Product(const Trellis& w, int64_t first_column, int64_t columns, int64_t rows,
+          bool exact);
+
+  // Row number `row` of x, rotated. Rows may be packed from several threads.
+  void pack(const float* x, int64_t row) { kernel_->pack(x, w_.k, row, x_.data()); }
+  float* y(int64_t row) { return y_.data() + row * columns_; }
+  int64_t rows() const { return rows_; }
+  int64_t strips() const { return columns_ / kTileSide; }
+  void multiply(int64_t strip);
+
+ private:
+  Trellis w_;
+  int64_t first_strip_;
+  int64_t columns_;
+  int64_t rows_;
+  const Kernel* kernel_;
+  Buffer<std::byte> x_;
+  Buffer<float> y_;
+};
+
+// Computes every y, in parallel over all strips of all products.
+void multiply_all(std::vector<Product>& products, const ParallelFor& parallel);
+
+}  // namespace exl3::cpu

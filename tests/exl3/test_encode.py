@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
+"""A linear layer's tensors, whole and in slices, stand for its weight."""
+
+import pytest
+import torch
+
+from exl3.format.constants import Codebook
+from exl3.tools.dense import read_dense
+from exl3.tools.encode import Job, encode, slice_job
+from exl3.tools.writer import CheckpointWriter
+
+# Relative squared error of Gaussian weights at 3 bits: 0.0172, and what the search for
+# a scale over few tiles and 16-bit signs and scales add.
+MOST_ERROR = 0.0172 * 1.15
+
+
+def decode(tensors, folder):
+    """What a checkpoint of these tensors stands for."""
+    with CheckpointWriter(folder / "out") as writer:
+        for name, tensor in tensors.items():
+            writer.add(name, tensor)
+        writer.write_json("config.json", {})
+    return read_dense(folder / "out")
+
+
+def weight(n, k):
+    generator = torch.Generator().manual_seed(n + k)
+    return torch.randn(n, k, generator=generator) * 0.02
+
+
+def relative_error(found, expected):
+    return float((found - expected).square().sum() / expected.square().sum())
+
+
+@pytest.mark.parametrize("codebook", list(Codebook))
+def test_odd_sizes_are_filled_up_and_come_back(codebook, tmp_path):
+    expected = weight(200, 130)
+    tensors = encode(Job("a.q_proj", expected, None, 3, codebook), seed=1)
+    assert tensors["a.q_proj.trellis"].shape == (256 // 16, 256 // 16, 48)
+    found = decode(tensors, tmp_path)["a.q_proj.weight"]
+    assert found.shape == (256, 256)
+    assert not found[200:].any()
+    # A block of 128 inputs with few of them filled spreads its error over the rest.
+    assert relative_error(found[:200, :130], expected) < MOST_ERROR
+
+
+@pytest.mark.parametrize(
+    ("projection", "shape"),
+    [("gate_proj", (256, 128)), ("up_proj", (256, 128)), ("down_proj", (128, 256))],
+)
+def test_slices_are_encoded_by_themselves_and_make_the_whole(projection, shape):
+    job = Job("l.experts.0." + projection, weight(*shape), None, 3, Codebook.MCG)
+    slices = list(slice_job(job, 2, by_output=projection != "down_proj"))
+    assert [each.module for each in slices] == [
+        f"l.experts.0.{projection}.rank{rank}" for rank in (0, 1)
+    ]
+    dim = 1 if projection == "down_proj" else 0
+    whole = torch.cat([each.weight for each in slices], dim=dim)
+    assert torch.equal(whole, job.weight)
+    vectors = [
+        encode(each, seed)[f"{each.module}.suh"] for seed, each in enumerate(slices)
+    ]
+    assert not torch.equal(*vectors)
+
+
+def test_a_slice_of_the_inputs_has_its_block_of_the_moments():
+    moments = torch.arange(256.0 * 256).view(256, 256)
+    job = Job("l.experts.0.down_proj", weight(128, 256), moments, 3, Codebook.MCG)
+    first, second = slice_job(job, 2, by_output=False)
+    assert torch.equal(first.hessian, moments[:128, :128])
+    assert torch.equal(second.hessian, moments[128:, 128:])
+    gate = Job("l.experts.0.gate_proj", weight(256, 256), moments, 3, Codebook.MCG)
+    for each in slice_job(gate, 2, by_output=True):
+        assert torch.equal(each.hessian, moments)
+
+
+def test_a_slice_is_whole_blocks():
+    job = Job("l.experts.0.up_proj", weight(384, 128), None, 3, Codebook.MCG)
+    with pytest.raises(ValueError, match="384 features over 2 ranks are not whole"):
+        list(slice_job(job, 2, by_output=True))
+
+
+def test_an_experts_slices_decode_to_its_weights(tmp_path):
+    tensors, expected = {}, {}
+    for projection in ("gate_proj", "up_proj", "down_proj"):
+        name = f"model.layers.1.mlp.experts.0.{projection}"
+        shape = (128, 256) if projection == "down_proj" else (256, 128)
+        expected[f"{name}.weight"] = weight(*shape)
+        job = Job(name, expected[f"{name}.weight"], None, 3, Codebook.MCG)
+        for each in slice_job(job, 2, by_output=projection != "down_proj"):
+            tensors |= encode(each, seed=len(tensors))
+    found = decode(tensors, tmp_path)
+    assert found.keys() == expected.keys()
+    for name, dense in expected.items():
+        assert relative_error(found[name], dense) < MOST_ERROR

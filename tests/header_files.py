@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
+"""Checkpoints that have headers and no weights, of any size.
+
+    tensors = linear("lm_head", 256, 512, bits=6) | experts("model.layers.1", 4)
+    write_folder(path, tensors, config={...}, shards=2)
+
+The files are sparse: they have the right length and take no room.
+"""
+
+import json
+import math
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+#: A tensor's safetensors dtype and shape.
+Tensor = tuple[str, tuple[int, ...]]
+Tensors = dict[str, Tensor]
+
+BYTES = {"BF16": 2, "F16": 2, "I16": 2, "F32": 4, "I32": 4, "F8_E4M3": 1, "U8": 1}
+INDEX_FILE = "model.safetensors.index.json"
+TENSOR_SCHEMA = "model.layers.{L}.mlp.experts.{E}.{proj}.rank{r}.{trellis|suh|svh|mcg}"
+SHARED_H_SCHEMA = "model.layers.{L}.mlp.experts.shared_h.{proj}.rank{r}.{suh|svh}"
+
+
+def linear(
+    module: str, k: int, n: int, bits: float = 4, codebook: str = "mcg"
+) -> Tensors:
+    """The tensors of one EXL3 matrix."""
+    tensors: Tensors = {
+        f"{module}.trellis": ("I16", (k // 16, n // 16, int(16 * bits))),
+        f"{module}.suh": ("F16", (k,)),
+        f"{module}.svh": ("F16", (n,)),
+    }
+    if codebook != "3inst":
+        tensors[f"{module}.{codebook}"] = ("I32", ())
+    return tensors
+
+
+def dense(module: str, k: int, n: int, dtype: str = "BF16") -> Tensors:
+    return {f"{module}.weight": (dtype, (n, k))}
+
+
+def experts(
+    layer: str,
+    width: int,
+    *,
+    hidden: int = 256,
+    intermediate: int = 256,
+    ranks: int | None = None,
+    bits: Any = 4,
+    codebook: str = "mcg",
+    spelling: Iterable[str] = ("gate_proj", "up_proj", "down_proj"),
+) -> Tensors:
+    """Routed experts, and their router.
+
+    `bits` is a number or a function of expert and projection. `intermediate` is that
+    of all `ranks` slices together; without ranks the experts are whole.
+    """
+    tensors: Tensors = {f"{layer}.mlp.gate.weight": ("BF16", (width, hidden))}
+    size = intermediate // (ranks or 1)
+    for expert in range(width):
+        for at, projection in enumerate(spelling):
+            k, n = (size, hidden) if at == 2 else (hidden, size)
+            rate = bits(expert, at) if callable(bits) else bits
+            for rank in range(ranks or 1):
+                module = f"{layer}.mlp.experts.{expert}.{projection}"
+                module += "" if ranks is None else f".rank{rank}"
+                tensors |= linear(module, k, n, rate, codebook)
+    return tensors
+
+
+def tail(ranks: int, layers: tuple[int, int], width: Any, **fields: Any) -> dict:
+    """The metadata of a rank-sliced checkpoint; a field of None is left out."""
+    whole = {
+        "format": "exl3-trellis",
+        "codebook": "mcg",
+        "tp": ranks,
+        "moe_layers": list(layers),
+        "experts_per_layer": width,
+        "tensor_schema": TENSOR_SCHEMA,
+        "bits": 4,
+        **fields,
+    }
+    return {name: value for name, value in whole.items() if value is not None}
+
+
+def write_file(
+    path: Path, header: object, body: bytes | int = b"", length: int | None = None
+) -> Path:
+    """Writes a safetensors file: any header, and a body or the size of one."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    size = len(text) if length is None else length
+    with path.open("wb") as stream:
+        stream.write(struct.pack("<Q", size) + text)
+        if isinstance(body, bytes):
+            stream.write(body)
+        else:
+            stream.truncate(stream.tell() + body)
+    return path
+
+
+def header_of(tensors: Tensors) -> tuple[dict[str, Any], int]:
+    """A file's header, and the size of its body."""
+    header, at = {}, 0
+    for name, (dtype, shape) in tensors.items():
+        end = at + math.prod(shape) * BYTES[dtype]
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, end]}
+        at = end
+    return header, at
+
+
+def write_folder(
+    folder: Path,
+    tensors: Tensors,
+    config: dict[str, Any] | None = None,
+    shards: int = 1,
+) -> Path:
+    """Writes a checkpoint of these tensors, with an index if it has shards."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = list(tensors)
+    index = {}
+    for shard in range(shards):
+        of = f"model-{shard + 1:05}-of-{shards:05}"
+        file = "model.safetensors" if shards == 1 else f"{of}.safetensors"
+        part = {name: tensors[name] for name in names[shard::shards]}
+        write_file(folder / file, *header_of(part))
+        index |= dict.fromkeys(part, file)
+    if shards > 1:
+        (folder / INDEX_FILE).write_text(json.dumps({"weight_map": index}))
+    (folder / "config.json").write_text(json.dumps(config or {}))
+    return folder

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
+"""Extends upstream's check of a model against the ranks that are to share it."""
+
+from typing import TYPE_CHECKING
+
+from exl3.checkpoint.ranks import expert_part
+from vllm.config import model_upstream as upstream
+from vllm.fork import extend
+from vllm.transformers_utils.exl3 import QUANT_METHOD, checkpoint_plan
+
+if TYPE_CHECKING:
+    from vllm.config.parallel import ParallelConfig
+
+
+def _verify_with_parallel_config(
+    self: upstream.ModelConfig, parallel_config: "ParallelConfig"
+) -> None:
+    """Upstream's checks, and whether an EXL3 checkpoint can be cut for the ranks.
+
+    Raises:
+        RankError: It cannot. Names the tensor, and the sizes that are possible.
+    """
+    _upstream_verify(self, parallel_config)
+    if self.quantization != QUANT_METHOD:
+        return
+    plan = checkpoint_plan(self.model, self.revision)
+    if plan is None or parallel_config.enable_expert_parallel:
+        return
+    # Experts are cut for all ranks together, as vLLM does without expert parallelism.
+    ranks = parallel_config.tensor_parallel_size * parallel_config.data_parallel_size
+    ranks *= parallel_config.prefill_context_parallel_size
+    for name, layer in plan.experts.items():
+        expert_part(layer, name, ranks, 0)
+
+
+_upstream_verify = upstream.ModelConfig.verify_with_parallel_config
+upstream.ModelConfig.verify_with_parallel_config = _verify_with_parallel_config
+extend(__name__, upstream)

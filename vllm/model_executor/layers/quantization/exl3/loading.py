@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
+"""Sorts the tensors of a checkpoint on their way to a model.
+
+EXL3 tensors go straight to the layer that holds them, found by the plan's names, so
+no model's own loader has to know them. Everything else goes on to that loader: dense
+tensors, and the weights of EXL3 modules that the model builds dense.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from exl3.checkpoint.plan import CheckpointPlan
+from exl3.format.errors import TensorError
+from exl3.format.names import PROJECTION_OF, SHARED_H, layer_of, parse_name
+from vllm.model_executor.layers.quantization.exl3.config import Exl3Config
+from vllm.model_executor.layers.quantization.exl3.dense import DenseModules
+from vllm.model_executor.layers.quantization.exl3.experts import (
+    Exl3ExpertsMethod,
+    ExpertMatrix,
+)
+from vllm.model_executor.layers.quantization.exl3.linear import Exl3LinearMethod
+from vllm.model_executor.layers.quantization.exl3.tensors import (
+    BIAS,
+    PARTS,
+    Arrivals,
+    needed_parts,
+)
+
+Weights = Iterable[tuple[str, torch.Tensor]]
+
+
+def load_exl3_tensors(model: nn.Module, quant_config: Exl3Config) -> None:
+    """Has a model's `load_weights` sort out the EXL3 tensors first.
+
+    Args:
+        model: A whole model, target or draft, with its layers built.
+        quant_config: The config that its layers were built from.
+    """
+    load_others: Callable[..., Any] = model.load_weights
+
+    def load_weights(weights: Weights, *args: Any, **kwargs: Any) -> Any:
+        tensors = _Tensors(model, quant_config)
+        loaded = load_others(tensors.sort(weights), *args, **kwargs)
+        tensors.check_complete()
+        return loaded
+
+    model.load_weights = load_weights
+
+
+class _Tensors:
+    """One load: where each tensor belongs, and which have arrived."""
+
+    def __init__(self, model: nn.Module, quant_config: Exl3Config):
+        self.plan: CheckpointPlan = quant_config.plan
+        self.arrivals = Arrivals()
+        self.linears: dict[str, tuple[nn.Module, Exl3LinearMethod]] = {}
+        self.experts: dict[str, tuple[nn.Module, Exl3ExpertsMethod]] = {}
+        for module in model.modules():
+            method = getattr(module, "quant_method", None)
+            if isinstance(method, Exl3LinearMethod):
+                self.linears.update(dict.fromkeys(method.matrices, (module, method)))
+            elif isinstance(method, Exl3ExpertsMethod):
+                self.experts[method.name] = module, method
+        self.dense = DenseModules(model, quant_config)
+        self._refuse_unplaced()
+
+    def sort(self, weights: Weights) -> Iterator[tuple[str, torch.Tensor]]:
+        """Places the EXL3 tensors, and yields the others."""
+        for name, tensor in weights:
+            match = parse_name(name)
+            if match is None:
+                yield name, tensor
+                continue
+            module, experts, expert, projection, rank, field = match.groups()
+            if experts in self.plan.experts:
+                part = PROJECTION_OF[projection]
+                self._place_expert(experts, expert, part, rank, field, name, tensor)
+            elif module not in self.plan.linears:
+                yield name, tensor
+            elif module in self.linears:
+                yield from self._place_linear(module, field, name, tensor)
+            elif module in self.dense and field in PARTS:
+                self.arrivals.add(module, field, name)
+                yield from self.dense.add(module, field, tensor)
+
+    def check_complete(self) -> None:
+        """Refuses a checkpoint that lacks a tensor of a layer.
+
+        Raises:
+            TensorError: Names the first of the missing ones.
+        """
+        missing = list(self._missing())
+        if missing:
+            raise TensorError(
+                f"{missing[0]}: missing from the files that were loaded, as are "
+                f"{len(missing) - 1} others; fetch the missing file, or rebuild the "
+                "index"
+            )
+
+    def _place_linear(
+        self, module: str, field: str, name: str, tensor: torch.Tensor
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        if field not in PARTS:  # a dense weight that the trellis took the place of
+            return
+        layer, method = self.linears[module]
+        self.arrivals.add(module, field, name)
+        if PARTS[field] == BIAS:
+            if getattr(layer, "bias", None) is None:
+                raise TensorError(
+                    f"{name}: the model has no bias there; is this the config of "
+                    "another model?"
+                )
+            # Stored with the padding of its matrix.
+            yield name, tensor[: method.out_features[module]]
+        else:
+            method.load(module, field, tensor)
+
+    def _place_expert(
+        self,
+        experts: str,
+        expert: str,
+        projection: str,
+        rank: str | None,
+        field: str,
+        name: str,
+        tensor: torch.Tensor,
+    ) -> None:
+        # Layers of other stages, the draft's, and weights that a trellis replaced.
+        if experts not in self.experts or field not in PARTS:
+            return
+        layer, method = self.experts[experts]
+        part = ExpertMatrix(
+            experts,
+            None if expert == SHARED_H else int(expert),
+            projection,
+            int(rank or 0),
+        )
+        if method.holds(part):
+            self.arrivals.add(part, field, name)
+            method.load(layer, part, field, tensor)
+
+    def _missing(self) -> Iterator[str]:
+        for module in [*self.linears, *self.dense]:
+            matrix = self.plan.linears[module]
+            needed = needed_parts(matrix.codebook, matrix.has_bias)
+            for field in self.arrivals.missing(module, needed, matrix.codebook):
+                yield f"{module}.{field}"
+        for _, method in self.experts.values():
+            yield from method.missing(self.arrivals)
+
+    def _refuse_unplaced(self) -> None:
+        """Refuses an EXL3 module of a layer of this model that nothing would take.
+
+        Otherwise the layer would stay without weights, and without a word.
+        """
+        placed = {*self.linears, *self.experts, *self.dense}
+        layers = {_layer(module) for module in placed} - {None}
+        for module in {*self.plan.linears, *self.plan.experts} - placed:
+            # Layers without an indexer of their own have one stored.
+            if _layer(module) in layers and ".indexer." not in module:
+                raise TensorError(
+                    f"{module}: stored as EXL3, but the model has no module for it; "
+                    "is this the config of another model?"
+                )
+
+
+def _layer(module: str) -> tuple[str, int] | None:
+    """The layer that a module belongs to: what it is a layer of, and its index."""
+    index = layer_of(module, 0)
+    return None if index is None else (module.partition("layers.")[0], index)
