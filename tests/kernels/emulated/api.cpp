@@ -5,6 +5,7 @@
 #include <cstring>
 #include <string>
 
+#include "emu/device.h"
 #include "exl3/launch/dequantize.h"
 #include "exl3/launch/linear.h"
 #include "exl3/launch/transform.h"
