@@ -5,6 +5,7 @@
 `VLLM_TARGET_DEVICE` chooses the target: cpu, cuda or empty (see tools/fork/pins.py).
 """
 
+import os
 import shutil
 import subprocess
 import sys
@@ -36,6 +37,11 @@ OPS = Path("exl3") / "_C.abi3.so"
 BUILD = REPO / "build"
 
 
+def wants_cuda() -> bool:
+    """Whether the ops get their CUDA kernels: EXL3_CUDA says, else the target."""
+    return os.environ.get("EXL3_CUDA", "1" if TARGET == "cuda" else "0") == "1"
+
+
 class ComposeFork(build_py):
     """Puts the composed tree where setuptools collects Python files."""
 
@@ -63,7 +69,8 @@ class CompileOps(build_ext):
 
     def run(self) -> None:
         """Compiles, and puts the library beside exl3's Python files."""
-        folder = BUILD / f"cmake-{sysconfig.get_platform()}"
+        cuda = "ON" if wants_cuda() else "OFF"
+        folder = BUILD / f"cmake-{sysconfig.get_platform()}-cuda-{cuda.lower()}"
         # The build environment's own cmake and ninja: a system's may be too old.
         cmake_command = str(Path(cmake.CMAKE_BIN_DIR) / "cmake")
         configure = [cmake_command, "-S", str(REPO), "-B", str(folder), "-G", "Ninja"]
@@ -71,6 +78,7 @@ class CompileOps(build_ext):
             "--fresh",  # a cache would remember the last build's environment
             "--log-level=NOTICE",
             f"-DPython_EXECUTABLE={sys.executable}",
+            f"-DEXL3_CUDA={cuda}",
             f"-DCMAKE_MAKE_PROGRAM={Path(ninja.BIN_DIR) / 'ninja'}",
         ]
         try:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 #: The schemas that this file was written for; see kOpsVersion in bindings.cpp.
-OPS_VERSION = 2
+OPS_VERSION = 3
 
 try:
     import exl3._C  # noqa: F401  (importing it registers the ops)
@@ -46,6 +46,8 @@ def linear(
     bias: Tensor | None,
     shards: Sequence[int],
     exact: bool = False,
+    batch_invariant: bool = False,
+    workspace: int = 0,
 ) -> Tensor:
     """Multiplies activations with one or several EXL3 matrices, side by side.
 
@@ -60,12 +62,17 @@ def linear(
             skip to skip + keep of a shard are wanted, the others are not.
         exact: Whether the weights must have exactly the format's fp16 values. The fast
             kernels round less in places and more in others; docs/design/cpu-kernels.md
-            has the errors.
+            has the errors. On CUDA they always have.
+        batch_invariant: Whether a row's result must be the same, bit for bit, for any
+            number of rows. On the CPU it always is.
+        workspace: On CUDA, which workspace to use (`exl3.workspace`).
 
     Returns:
         `[..., sum of keep]` of x's dtype.
     """
-    return torch.ops.exl3.linear(x, trellis, suh, svh, bias, shards, exact)
+    return torch.ops.exl3.linear(
+        x, trellis, suh, svh, bias, shards, exact, batch_invariant, workspace
+    )
 
 
 def moe(
@@ -84,6 +91,8 @@ def moe(
     activation: str = "silu",
     limit: float = float("inf"),
     exact: bool = False,
+    batch_invariant: bool = False,
+    workspace: int = 0,
 ) -> Tensor:
     """Runs the routed experts of one layer, whose bits may differ in every matrix.
 
@@ -109,6 +118,8 @@ def moe(
         activation: "silu": `silu(min(gate, limit)) * clamp(up, -limit, limit)`.
         limit: Infinity for no limit.
         exact: As in `linear`.
+        batch_invariant: As in `linear`.
+        workspace: As in `linear`.
 
     Returns:
         `[tokens, features]` of x's dtype: the weighted sums. A token's sum runs in
@@ -130,6 +141,8 @@ def moe(
         activation,
         limit,
         exact,
+        batch_invariant,
+        workspace,
     )
 
 
@@ -176,6 +189,45 @@ def hadamard(
     return torch.ops.exl3.hadamard(x, pre, post)
 
 
+def has_cuda() -> bool:
+    """Whether the compiled ops have CUDA kernels."""
+    return hasattr(torch.ops.exl3, "set_workspace")
+
+
+def set_workspace(workspace: Tensor, index: int) -> None:
+    """Gives `linear` and `moe` memory to work in; see `exl3.workspace`.
+
+    Args:
+        workspace: uint8 `[bytes]` on a GPU. It is kept until another takes its place.
+        index: What calls name it by, 0 to 7.
+    """
+    _need_cuda()
+    torch.ops.exl3.set_workspace(workspace, index)
+
+
+def linear_workspace(
+    rows: int, k: int, shards: Sequence[int], multiprocessors: int
+) -> int:
+    """Bytes of workspace that `linear` needs on a GPU.
+
+    Args:
+        rows: Of x, at most.
+        k: Stored in-features.
+        shards: As `linear` takes them.
+        multiprocessors: Of the GPU.
+    """
+    _need_cuda()
+    return torch.ops.exl3.linear_workspace(rows, k, shards, multiprocessors)
+
+
+def _need_cuda() -> None:
+    if not has_cuda():
+        raise RuntimeError(
+            "exl3: the compiled ops have no CUDA kernels; "
+            "build them with VLLM_TARGET_DEVICE=cuda"
+        )
+
+
 def encode_tiles(tiles: Tensor, words: int, codebook: int) -> tuple[Tensor, Tensor]:
     """Finds the trellis states whose values are nearest to each tile's weights.
 
@@ -196,7 +248,7 @@ def encode_tiles(tiles: Tensor, words: int, codebook: int) -> tuple[Tensor, Tens
 
 
 @torch.library.register_fake("exl3::linear")
-def _fake_linear(x, trellis, suh, svh, bias, shards, exact=False):
+def _fake_linear(x, trellis, suh, svh, bias, shards, *_, **__):
     return x.new_empty([*x.shape[:-1], sum(shards[2::5])])
 
 
