@@ -10,11 +10,11 @@ of some thousand outputs 8 times that.
 import numpy as np
 import pytest
 
+from tests.kernels.emulated.build import BLOCK_ROWS
 from tests.kernels.emulated.matrices import KINDS, Matrix, make_matrix
 from tests.kernels.emulated.ops import EmulatedOps, Run, Shard
 from tests.reference_codec import CODEBOOKS, inner_matrix, rotate
 
-BLOCK_ROWS = (16, 32, 48, 64, 128)
 #: Two fair orders of threads, two in which one warp runs ahead.
 SCHEDULES = (0, 1, 2, 7)
 RMS = 3e-4

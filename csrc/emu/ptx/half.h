@@ -38,4 +38,8 @@ inline uint16_t float_to_bfloat16(float value) {
 }
 inline float bfloat16_to_float(uint16_t bits) { return emu::bfloat16_to_float(bits); }
 
+inline uint32_t and_xor(uint32_t x, uint32_t mask, uint32_t flips) {
+  return (x & mask) ^ flips;
+}
+
 }  // namespace ptx

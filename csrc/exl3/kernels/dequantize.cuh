@@ -29,6 +29,7 @@ __global__ void __launch_bounds__(kBlockThreads) dequantize_kernel(DequantizePar
   const uint16_t* source =
       p.trellis + (strip * (p.k / kTileSide) + int64_t{blockIdx.y} * kTiles) * kWords;
 
+  ptx::wait_for_previous_launch();
   for (int i = 0; i < kTiles; ++i) {
     __syncwarp();  // the tile before is decoded
     for (int word = 2 * lane; word < kWords; word += 64) {

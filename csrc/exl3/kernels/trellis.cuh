@@ -110,8 +110,8 @@ __device__ __forceinline__ uint32_t decode_pair(uint32_t state0, uint32_t state1
     const uint32_t sum1 = __dp4a(hash1, 0x01010101u, 0x6400u);
     return ptx::fma_half2(__byte_perm(sum0, sum1, 0x5410), 0x1EEE1EEEu, 0xC931C931u);
   } else {
-    const uint32_t halves0 = (hash0 & 0x8FFF8FFFu) ^ 0x3B603B60u;
-    const uint32_t halves1 = (hash1 & 0x8FFF8FFFu) ^ 0x3B603B60u;
+    const uint32_t halves0 = ptx::and_xor(hash0, 0x8FFF8FFFu, 0x3B603B60u);
+    const uint32_t halves1 = ptx::and_xor(hash1, 0x8FFF8FFFu, 0x3B603B60u);
     return ptx::add_half2(__byte_perm(halves0, halves1, 0x5410),
                           __byte_perm(halves0, halves1, 0x7632));
   }

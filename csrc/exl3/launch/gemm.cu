@@ -23,11 +23,7 @@ void launch_gemm<EXL3_WORDS>(Codebook codebook, int block_rows, int splits,
   case rows:                                                 \
     shape.shared_bytes = kGemmSharedBytes<rows, EXL3_WORDS>; \
     return launch(&gemm_kernel<rows, EXL3_WORDS, kCodebook>, shape, stream, params);
-      EXL3_CASE(16)
-      EXL3_CASE(32)
-      EXL3_CASE(48)
-      EXL3_CASE(64)
-      EXL3_CASE(128)
+      EXL3_FOR_EACH_BLOCK_ROWS(EXL3_CASE)
 #undef EXL3_CASE
       default:
         throw std::runtime_error("exl3: no kernel has blocks of " +

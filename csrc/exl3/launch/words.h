@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
 //
-// Every number of int16 words that a tile can have. Kernels are compiled for each: the
-// build compiles their .cu once with each EXL3_WORDS.
+// What kernels are compiled for: every number of int16 words that a tile can have (the
+// build compiles a .cu once with each EXL3_WORDS), and every number of rows of a block.
 #pragma once
 
 #include <stdexcept>
@@ -10,12 +10,16 @@
 
 #include "exl3/codec/trellis.h"
 
-// A build may name fewer: the emulator's mutants need one.
+// A build may name fewer: the emulator's mutants need one of each.
 // clang-format off
 #if !defined(EXL3_FOR_EACH_WORDS)
 #define EXL3_FOR_EACH_WORDS(apply)                              \
   apply(16) apply(24) apply(32) apply(40) apply(48) apply(56)   \
   apply(64) apply(80) apply(96) apply(112) apply(128)
+#endif
+#if !defined(EXL3_FOR_EACH_BLOCK_ROWS)
+#define EXL3_FOR_EACH_BLOCK_ROWS(apply) \
+  apply(16) apply(32) apply(48) apply(64) apply(128)
 #endif
 // clang-format on
 

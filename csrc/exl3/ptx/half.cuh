@@ -49,4 +49,12 @@ __device__ __forceinline__ float bfloat16_to_float(uint16_t bits) {
   return __uint_as_float(static_cast<uint32_t>(bits) << 16);
 }
 
+// (x & mask) ^ flips in one instruction. The compiler makes two of it, since only one
+// constant fits into an instruction; here the other stays in a register.
+__device__ __forceinline__ uint32_t and_xor(uint32_t x, uint32_t mask, uint32_t flips) {
+  uint32_t result;
+  asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(result) : "r"(x), "r"(mask), "r"(flips));
+  return result;
+}
+
 }  // namespace ptx

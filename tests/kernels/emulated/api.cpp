@@ -144,7 +144,7 @@ const char* emulated_linear(const LinearCall* call, const Run* run) {
                   bytes - kCounterBytes - activations);
     for (int i = 0; i < run->launches; ++i) linear(a, plan, at, nullptr);
     for (size_t i = 0; i < kCounterBytes; ++i) {
-      if (at[i] != 0) throw std::runtime_error("counters are not zero after the op");
+      if (at[i] != 0) throw std::runtime_error("counters: not zero after the op");
     }
   });
 }

@@ -19,9 +19,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 CSRC = ROOT / "csrc"
 CACHE = ROOT / "build" / "emu"
+BLOCK_ROWS = (16, 32, 48, 64, 128)
 WORDS = (16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128)
 
-_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-DEXL3_EMU")
+_FLAGS = ("-std=c++17", "-fPIC", "-DEXL3_EMU")
 _WARNINGS = ("-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas")
 
 
@@ -38,6 +39,7 @@ def library(
     sources: Iterable[Source],
     defines: Sequence[str] = (),
     overlay: Path | None = None,
+    optimize: str = "-O2",
     sanitize: bool = False,
 ) -> Path:
     """Builds a shared library of the sources and the emulator.
@@ -47,17 +49,18 @@ def library(
         sources: Files of kernels, launchers and the C functions that tests call.
         defines: For every file.
         overlay: A folder searched before `csrc`: a mutant's changed files.
+        optimize: The compiler's level.
         sanitize: With AddressSanitizer and UndefinedBehaviorSanitizer.
     """
-    flags = [*_FLAGS, *(f"-D{define}" for define in defines)]
+    flags = [*_FLAGS, optimize, *(f"-D{define}" for define in defines)]
     if sanitize:
         flags += ["-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-    if overlay is not None:
-        flags += [f"-I{overlay}"]
     emulator = [Source(path) for path in sorted((CSRC / "emu").glob("*.cpp"))]
     everything = [*emulator, *sources]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        objects = list(pool.map(lambda source: _compile(source, flags), everything))
+        objects = list(
+            pool.map(lambda source: _compile(source, flags, overlay), everything)
+        )
     inputs = " ".join(map(str, objects))
     target = CACHE / f"{name}-{_digest(inputs.encode())}.so"
     if not target.exists():
@@ -66,31 +69,47 @@ def library(
     return target
 
 
-def _compile(source: Source, flags: Sequence[str]) -> Path:
+def _compile(source: Source, flags: Sequence[str], overlay: Path | None) -> Path:
     own = [f"-D{define}" for define in source.defines]
-    command = ["g++", "-x", "c++", *flags, *_WARNINGS, *own, f"-I{CSRC}", "-c"]
-    command.append(str(source.path))
-    # What the file included last time tells whether it must be compiled again.
-    includes = CACHE / f"{_digest(shlex.join(command).encode())}.d"
-    target = _object(command, includes)
+    command = ["g++", "-x", "c++", *flags, *_WARNINGS, *own]
+    # What the file included last time tells whether it must be compiled again, and
+    # whether the overlay concerns it.
+    includes = CACHE / f"{_digest(shlex.join([*command, str(source.path)]).encode())}.d"
+    target = _object(command, includes, overlay)
     if target is None or not target.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
         temporary = includes.with_suffix(f".{os.getpid()}.d")
         fresh = includes.with_suffix(f".{os.getpid()}.o")
-        _run([*command, "-MMD", "-MF", str(temporary)], fresh)
-        temporary.replace(includes)
-        target = _object(command, includes)
-        assert target is not None
+        search = [f"-I{folder}" for folder in (overlay, CSRC) if folder is not None]
+        depend = ["-MMD", "-MF", str(temporary)]
+        _run([*command, *search, *depend, "-c", str(source.path)], fresh)
+        if overlay is None:
+            temporary.replace(includes)
+            target = _object(command, includes, overlay)
+        if target is None:  # a mutant of a file that was never compiled as it is
+            target = fresh.with_suffix(".mutant.o")
         fresh.replace(target)
     return target
 
 
-def _object(command: Sequence[str], includes: Path) -> Path | None:
+def _object(
+    command: Sequence[str], includes: Path, overlay: Path | None
+) -> Path | None:
     """Where the object of these contents is; None if the contents aren't known."""
     if not includes.exists():
         return None
     text = includes.read_text().replace("\\\n", " ")
     paths = [Path(path) for path in text.partition(": ")[2].split()]
+    if overlay is not None:
+        shadows = {
+            path: overlay / path.relative_to(CSRC)
+            for path in paths
+            if path.is_relative_to(CSRC)
+        }
+        paths = [
+            shadows[path] if path in shadows and shadows[path].exists() else path
+            for path in paths
+        ]
     if not all(path.exists() for path in paths):
         return None
     contents = b"".join(path.read_bytes() for path in paths)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.kernels.emulated.build import CSRC, WORDS, Source, library
+from tests.kernels.emulated.build import BLOCK_ROWS, CSRC, WORDS, Source, library
 
 _HERE = Path(__file__).parent
 _TYPES = {
@@ -89,12 +89,14 @@ class _TransformCall(ctypes.Structure):
 
 
 class EmulatedOps:
-    """One build of the kernels. `words`: the numbers of tile words it can read."""
+    """One build of the kernels, for these numbers of tile words and rows of a block."""
 
     def __init__(
         self,
         words: Sequence[int] = WORDS,
+        block_rows: Sequence[int] = BLOCK_ROWS,
         overlay: Path | None = None,
+        optimize: str = "-O2",
         sanitize: bool = False,
     ):
         launch = CSRC / "exl3" / "launch"
@@ -107,11 +109,11 @@ class EmulatedOps:
             for name in ("dispatch", "linear", "transform")
         ]
         sources.append(Source(_HERE / "api.cpp"))
-        defines = []
-        if tuple(words) != WORDS:
-            each = " ".join(f"apply({w})" for w in words)
-            defines.append(f"EXL3_FOR_EACH_WORDS(apply)={each}")
-        path = library("ops", sources, defines, overlay, sanitize)
+        defines = [
+            f"EXL3_FOR_EACH_{name}(apply)=" + " ".join(f"apply({v})" for v in values)
+            for name, values in (("WORDS", words), ("BLOCK_ROWS", block_rows))
+        ]
+        path = library("ops", sources, defines, overlay, optimize, sanitize)
         self._library = ctypes.CDLL(str(path))
         for name in ("linear", "dequantize", "transform", "banks"):
             getattr(self._library, f"emulated_{name}").restype = ctypes.c_char_p
