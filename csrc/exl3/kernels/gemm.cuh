@@ -35,7 +35,7 @@ constexpr int kGemmSharedBytes = (Pipeline<kRows, kWords>::kBytes > kResultBytes
                                       : kResultBytes<kRows>)+kFlagBytes;
 
 // Grid: (tiles, splits).
-template <int kRows, int kWords, Codebook kCodebook>
+template <int kRows, int kWords, Decoder kDecoder>
 __global__ void __launch_bounds__(kBlockThreads, kRows > 64 ? 1 : 2)
     gemm_kernel(const GemmParams p) {
   using Loop = Pipeline<kRows, kWords>;
@@ -57,6 +57,7 @@ __global__ void __launch_bounds__(kBlockThreads, kRows > 64 ? 1 : 2)
   const int first_row = place.row_block * kRows;
   const int stages = p.k / kStageDepth;
   Operands operands;
+  operands.hash = p.hash;
   operands.k = p.k;
   operands.rows = min(kRows, p.rows - first_row);
   operands.activations =
@@ -68,7 +69,7 @@ __global__ void __launch_bounds__(kBlockThreads, kRows > 64 ? 1 : 2)
 
   Accumulators<kRows> sums;
   clear(sums);
-  Loop::template run<kCodebook>(base, operands, sums);
+  Loop::template run<kDecoder>(base, operands, sums);
   ptx::allow_next_launch();
 
   if (splits > 1) {

@@ -22,6 +22,16 @@ constexpr int kBlockWarps = kBlockThreads / 32;
 constexpr int kBlockColumns = kBlockWarps * kTileSide;  // 128: a Hadamard block too
 constexpr int kMaxShards = 8;                           // of one launch
 
+// The codebook's hash of a state: state * multiplier + addend.
+struct Hash {
+  uint32_t multiplier, addend;
+};
+
+EXL3_HD constexpr Hash hash_of(Codebook codebook) {
+  const uint32_t addend = hash_state(codebook, 0);
+  return {hash_state(codebook, 1) - addend, addend};
+}
+
 // out = ((x * pre) H / sqrt(128)) * post. A linear's input transform is this with a
 // slab for each of its matrices, all of the same x.
 struct TransformParams {
@@ -61,6 +71,7 @@ struct GemmParams {
   int row_blocks, column_blocks;  // tiles = row_blocks * column_blocks
   int num_shards;
   GemmShard shards[kMaxShards];
+  Hash hash;  // of the launch's codebook; the launcher fills it in
 };
 
 struct DequantizeParams {

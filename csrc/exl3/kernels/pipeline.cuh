@@ -26,6 +26,7 @@ constexpr int kChunkBytes = 16;  // of one asynchronous copy
 struct Operands {
   const uint16_t* activations;  // [rows, k] fp16, the block's first row
   const uint16_t* strip;        // [k/16, words] int16, this warp's
+  Hash hash;                    // of the strip's codebook
   int64_t k;                    // elements between rows
   int rows;                     // that exist; the block's other rows are zeros
   int first_stage, end_stage;   // the part of k to add up, in units of kStageDepth
@@ -48,8 +49,8 @@ __device__ __forceinline__ void clear(Accumulators<kRows>& sums) {
 
 template <int kRows, int kWords>
 struct Pipeline {
-  // Three stages where rows are many: then there is work enough to hide the copies.
-  static constexpr int kStages = kRows > 64 ? 3 : 4;
+  // Three stages where a stage is large: it is work enough to hide the copies.
+  static constexpr int kStages = kRows > 64 || kWords > 64 ? 3 : 4;
   static constexpr int kStripBytes = kStageTiles * kWords * 2;
   static constexpr int kActivationBytes = kRows * kRowBytes;
   static constexpr int kStageBytes = kActivationBytes + kBlockWarps * kStripBytes;
@@ -86,9 +87,9 @@ struct Pipeline {
     }
   }
 
-  template <Codebook kCodebook>
+  template <Decoder kDecoder>
   static __device__ __forceinline__ void multiply_stage(
-      uint32_t stage, const typename LaneBits<kWords>::Place& place,
+      uint32_t stage, const typename LaneBits<kWords>::Place& place, Hash hash,
       Accumulators<kRows>& sums) {
     const int lane = threadIdx.x % 32;
     const uint32_t strip = stage + kActivationBytes + threadIdx.x / 32 * kStripBytes;
@@ -98,7 +99,7 @@ struct Pipeline {
 #pragma unroll
     for (int tile = 0; tile < kStageTiles; ++tile) {
       const TileOperands weights =
-          decode_tile<kWords, kCodebook>(strip + tile * kWords * 2, place);
+          decode_tile<kWords, kDecoder>(strip + tile * kWords * 2, place, hash);
       const uint32_t (&b)[4] = weights.registers;
 #pragma unroll
       for (int i = 0; i < kRows / 16; ++i) {
@@ -113,7 +114,7 @@ struct Pipeline {
 
   // sums += activations x weights over the operands' stages. Uses shared memory from
   // `base` on, kBytes; the caller puts a barrier before its next use of that memory.
-  template <Codebook kCodebook>
+  template <Decoder kDecoder>
   static __device__ __forceinline__ void run(uint32_t base, const Operands& from,
                                              Accumulators<kRows>& sums) {
     const auto place = LaneBits<kWords>::place(threadIdx.x % 32);
@@ -144,7 +145,7 @@ struct Pipeline {
         copy_activations(base + writing * kStageBytes, from, from.first_stage + next);
       }
       ptx::commit_copies();  // an empty group keeps the count right at the end
-      multiply_stage<kCodebook>(base + reading * kStageBytes, place, sums);
+      multiply_stage<kDecoder>(base + reading * kStageBytes, place, from.hash, sums);
       reading = reading + 1 == kStages ? 0 : reading + 1;
       writing = writing + 1 == kStages ? 0 : writing + 1;
     }

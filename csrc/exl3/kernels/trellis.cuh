@@ -13,6 +13,7 @@
 
 #include "exl3/codec/codebook.h"
 #include "exl3/codec/trellis.h"
+#include "exl3/kernels/params.h"
 #include "exl3/ptx/ptx.cuh"
 
 namespace exl3 {
@@ -99,12 +100,24 @@ class LaneBits {
   uint32_t run_[kRunWords];
 };
 
+// What a codebook does with a state's hash. 3inst and mcg differ only in the hash,
+// which is known at run time: one kernel serves both.
+enum class Decoder {
+  kHalves,  // 3inst, mcg: the sum of the hash's two halves, as fp16 numbers
+  kBytes,   // mul1: the sum of the hash's four bytes, scaled
+};
+
+EXL3_HD constexpr Decoder decoder_of(Codebook codebook) {
+  return codebook == Codebook::kMul1 ? Decoder::kBytes : Decoder::kHalves;
+}
+
 // Two states to two fp16 values, the first one low: the format's values, bit for bit.
-template <Codebook kCodebook>
-__device__ __forceinline__ uint32_t decode_pair(uint32_t state0, uint32_t state1) {
-  const uint32_t hash0 = hash_state(kCodebook, state0);
-  const uint32_t hash1 = hash_state(kCodebook, state1);
-  if constexpr (kCodebook == Codebook::kMul1) {
+template <Decoder kDecoder>
+__device__ __forceinline__ uint32_t decode_pair(Hash hash, uint32_t state0,
+                                                uint32_t state1) {
+  const uint32_t hash0 = state0 * hash.multiplier + hash.addend;
+  const uint32_t hash1 = state1 * hash.multiplier + hash.addend;
+  if constexpr (kDecoder == Decoder::kBytes) {
     // 0x6400 + s is the fp16 number 1024 + s, for s = the sum of the bytes.
     const uint32_t sum0 = __dp4a(hash0, 0x01010101u, 0x6400u);
     const uint32_t sum1 = __dp4a(hash1, 0x01010101u, 0x6400u);
@@ -123,14 +136,23 @@ struct TileOperands {
   uint32_t registers[4];
 };
 
+template <int kWords, Decoder kDecoder>
+__device__ __forceinline__ TileOperands
+decode_tile(uint32_t tile, const typename LaneBits<kWords>::Place& place, Hash hash) {
+  const LaneBits<kWords> bits(tile, place);
+  return {
+      {decode_pair<kDecoder>(hash, bits.template state<0>(), bits.template state<1>()),
+       decode_pair<kDecoder>(hash, bits.template state<2>(), bits.template state<3>()),
+       decode_pair<kDecoder>(hash, bits.template state<4>(), bits.template state<5>()),
+       decode_pair<kDecoder>(hash, bits.template state<6>(),
+                             bits.template state<7>())}};
+}
+
+// The same for a codebook known to the compiler.
 template <int kWords, Codebook kCodebook>
 __device__ __forceinline__ TileOperands
 decode_tile(uint32_t tile, const typename LaneBits<kWords>::Place& place) {
-  const LaneBits<kWords> bits(tile, place);
-  return {{decode_pair<kCodebook>(bits.template state<0>(), bits.template state<1>()),
-           decode_pair<kCodebook>(bits.template state<2>(), bits.template state<3>()),
-           decode_pair<kCodebook>(bits.template state<4>(), bits.template state<5>()),
-           decode_pair<kCodebook>(bits.template state<6>(), bits.template state<7>())}};
+  return decode_tile<kWords, decoder_of(kCodebook)>(tile, place, hash_of(kCodebook));
 }
 
 }  // namespace exl3

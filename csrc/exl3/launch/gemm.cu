@@ -12,8 +12,10 @@ namespace exl3 {
 template <>
 void launch_gemm<EXL3_WORDS>(Codebook codebook, int block_rows, int splits,
                              Stream stream, const GemmParams& params) {
-  with_codebook<EXL3_WORDS>(codebook, [&](auto constant) {
-    constexpr Codebook kCodebook = decltype(constant)::value;
+  GemmParams with_hash = params;
+  with_hash.hash = hash_of(codebook);
+  with_decoder<EXL3_WORDS>(codebook, [&](auto constant) {
+    constexpr Decoder kDecoder = decltype(constant)::value;
     LaunchShape shape;
     shape.blocks_x = static_cast<unsigned>(params.row_blocks * params.column_blocks);
     shape.blocks_y = static_cast<unsigned>(splits);
@@ -22,7 +24,7 @@ void launch_gemm<EXL3_WORDS>(Codebook codebook, int block_rows, int splits,
 #define EXL3_CASE(rows)                                      \
   case rows:                                                 \
     shape.shared_bytes = kGemmSharedBytes<rows, EXL3_WORDS>; \
-    return launch(&gemm_kernel<rows, EXL3_WORDS, kCodebook>, shape, stream, params);
+    return launch(&gemm_kernel<rows, EXL3_WORDS, kDecoder>, shape, stream, with_hash);
       EXL3_FOR_EACH_BLOCK_ROWS(EXL3_CASE)
 #undef EXL3_CASE
       default:

@@ -8,7 +8,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "exl3/codec/trellis.h"
+#include "exl3/kernels/trellis.cuh"
 
 // A build may name fewer: the emulator's mutants need one of each.
 // clang-format off
@@ -42,6 +42,14 @@ void with_codebook(Codebook codebook, Call call) {
   throw std::runtime_error("exl3: tiles of " + std::to_string(kWords) +
                            " words with codebook " +
                            std::to_string(static_cast<int>(codebook)) + " don't exist");
+}
+
+// The same with the codebook's decoder: 3inst and mcg share one.
+template <int kWords, class Call>
+void with_decoder(Codebook codebook, Call call) {
+  with_codebook<kWords>(codebook, [&](auto constant) {
+    call(std::integral_constant<Decoder, decoder_of(decltype(constant)::value)>{});
+  });
 }
 
 }  // namespace exl3
