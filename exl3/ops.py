@@ -220,6 +220,26 @@ def linear_workspace(
     return torch.ops.exl3.linear_workspace(rows, k, shards, multiprocessors)
 
 
+def linear_plan(
+    rows: int,
+    k: int,
+    shards: Sequence[int],
+    multiprocessors: int,
+    batch_invariant: bool = False,
+) -> list[int]:
+    """How `linear` cuts its work on a GPU: rows of a block, and splits of k.
+
+    Args:
+        rows: Of x.
+        k: Stored in-features.
+        shards: As `linear` takes them.
+        multiprocessors: Of the GPU.
+        batch_invariant: As `linear` takes it.
+    """
+    _need_cuda()
+    return torch.ops.exl3.linear_plan(rows, k, shards, multiprocessors, batch_invariant)
+
+
 def _need_cuda() -> None:
     if not has_cuda():
         raise RuntimeError(

@@ -80,16 +80,33 @@ Tensor linear(const Tensor& x, const Tensor& trellis, const Tensor& suh,
   return call.out;
 }
 
-// What `linear` needs for up to so many rows. The widths of x don't matter.
-int64_t linear_workspace(int64_t rows, int64_t k, const std::vector<int64_t>& shards,
-                         int64_t multiprocessors) {
+// A call of `linear` without its tensors: all that plans depend on.
+LinearArguments without_tensors(int64_t rows, int64_t k,
+                                const std::vector<int64_t>& shards) {
   LinearArguments call{};
+  call.rows = static_cast<int>(rows);
   call.k = static_cast<int>(k);
   for (size_t i = 0; i + 4 < shards.size(); i += 5) {
-    call.shards.push_back({static_cast<int>(shards[i]), 0, 0,
+    call.shards.push_back({static_cast<int>(shards[i]), static_cast<int>(shards[i + 1]),
+                           static_cast<int>(shards[i + 2]),
                            static_cast<int>(shards[i + 3]),
                            static_cast<exl3::Codebook>(shards[i + 4])});
   }
+  return call;
+}
+
+std::vector<int64_t> linear_plan(int64_t rows, int64_t k,
+                                 const std::vector<int64_t>& shards,
+                                 int64_t multiprocessors, bool batch_invariant) {
+  const LinearPlan plan =
+      exl3::choose_plan(without_tensors(std::min(rows, kRowsAtOnce), k, shards),
+                        static_cast<int>(multiprocessors), batch_invariant);
+  return {plan.block_rows, plan.splits};
+}
+
+int64_t linear_workspace(int64_t rows, int64_t k, const std::vector<int64_t>& shards,
+                         int64_t multiprocessors) {
+  LinearArguments call = without_tensors(0, k, shards);
   size_t most = 0;
   for (call.rows = 1; call.rows <= std::min(rows, kRowsAtOnce); ++call.rows) {
     const LinearPlan plan =
@@ -150,4 +167,5 @@ STABLE_TORCH_LIBRARY_IMPL(exl3, CUDA, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(exl3, CompositeExplicitAutograd, m) {
   m.impl("linear_workspace", TORCH_BOX(&linear_workspace));
+  m.impl("linear_plan", TORCH_BOX(&linear_plan));
 }
