@@ -49,7 +49,7 @@ message(STATUS "CUDA kernels for ${architectures}, by nvcc ${CMAKE_CUDA_COMPILER
 # A file that uses EXL3_WORDS is compiled once for each number of words that a tile can
 # have; words.h lists them.
 set(launch ${CMAKE_CURRENT_SOURCE_DIR}/csrc/exl3/launch)
-file(READ ${launch}/words.h words)
+file(READ ${CMAKE_CURRENT_SOURCE_DIR}/csrc/exl3/kernels/words.h words)
 string(REGEX MATCH "define EXL3_FOR_EACH_WORDS[^#]*" words "${words}")
 string(REGEX MATCHALL "apply\\([0-9]+\\)" words "${words}")
 list(TRANSFORM words REPLACE "[^0-9]" "")

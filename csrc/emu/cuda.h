@@ -111,6 +111,27 @@ Value __shfl_sync(unsigned mask, Value value, int source,
   return emu::shuffle("__shfl_sync", mask, value, source & 31, here);
 }
 
+struct emu_ballot {
+  bool mine;
+  unsigned lanes;
+};
+
+inline unsigned __ballot_sync(unsigned mask, bool mine,
+                              emu::Here here = emu::Here::at()) {
+  if (mask != 0xffffffffu) emu::fail("divergence: a ballot by part of a warp", here);
+  emu_ballot operand{mine, 0};
+  emu::collective("__ballot_sync", operand, here, [](emu_ballot* const* lanes) {
+    unsigned votes = 0;
+    for (int lane = 0; lane < 32; ++lane) {
+      votes |= static_cast<unsigned>(lanes[lane]->mine) << lane;
+    }
+    for (int lane = 0; lane < 32; ++lane) lanes[lane]->lanes = votes;
+  });
+  return operand.lanes;
+}
+
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+
 // The low word of (high:low) >> (shift mod 32).
 inline uint32_t __funnelshift_r(uint32_t low, uint32_t high, uint32_t shift) {
   return static_cast<uint32_t>((uint64_t{high} << 32 | low) >> (shift & 31));

@@ -9,6 +9,7 @@
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/headeronly/core/ScalarType.h>
 
@@ -17,13 +18,21 @@
 #include <utility>
 
 #include "exl3/launch/linear.h"
+#include "exl3/launch/moe.h"
 
 namespace exl3::ops {
 namespace {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
+using torch::stable::accelerator::DeviceGuard;
 
+// All ops find their counters at the workspace's start.
+static_assert(kCounterBytes == kMoeCounterBytes);
+constexpr size_t kWorkspaceAlignment = 256;
+
+// torch's current stream is in libtorch_cuda, which a CPU build of torch lacks. So it
+// is looked up and not linked, and this library loads beside either.
 using GetStream = decltype(&aoti_torch_get_current_cuda_stream);
 
 GetStream find_get_stream() {
@@ -55,49 +64,67 @@ void check_index(const char* op, int64_t index) {
 
 }  // namespace
 
-Stream current_stream(int32_t device) {
+struct Device::Current {
+  int32_t index;
+  DeviceGuard guard;
+};
+
+Device::Device(const Tensor& result)
+    : current_(new Current{result.get_device_index(),
+                           DeviceGuard(result.get_device_index())}) {}
+
+Device::~Device() = default;
+
+Stream Device::stream() const {
   static const GetStream get_stream = find_get_stream();
   Stream stream = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(get_stream(device, &stream));
+  STABLE_TORCH_ERROR_CODE_CHECK(get_stream(current_->index, &stream));
   return stream;
 }
 
-int multiprocessors(int32_t device) {
+int Device::multiprocessors() const {
   int count = 0;
   const cudaError_t error =
-      cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-  STD_TORCH_CHECK(error == cudaSuccess, "exl3: cuda:", device,
+      cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, current_->index);
+  STD_TORCH_CHECK(error == cudaSuccess, "exl3: cuda:", current_->index,
                   " does not answer: ", cudaGetErrorString(error));
   return count;
 }
 
+void* Device::workspace(const char* op, int64_t index, size_t bytes) const {
+  check_index(op, index);
+  Registry& all = registry();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  const auto found = all.workspaces.find({current_->index, index});
+  const int64_t given = found == all.workspaces.end() ? 0 : found->second.numel();
+  STD_TORCH_CHECK(static_cast<int64_t>(bytes) <= given, "exl3::", op, ": workspace ",
+                  index, " of cuda:", current_->index, " has ", given, " bytes; ",
+                  bytes, " are needed: reserve them by exl3.workspace, when loading");
+  return found->second.mutable_data_ptr();
+}
+
 void set_workspace(const Tensor& workspace, int64_t index) {
   check_index("set_workspace", index);
-  STD_TORCH_CHECK(workspace.scalar_type() == ScalarType::Byte && workspace.dim() == 1 &&
-                      workspace.is_contiguous(),
-                  "exl3::set_workspace: pass a contiguous uint8 tensor [bytes]");
+  STD_TORCH_CHECK(
+      workspace.scalar_type() == ScalarType::Byte && workspace.dim() == 1 &&
+          workspace.is_contiguous() &&
+          reinterpret_cast<uintptr_t>(workspace.const_data_ptr()) %
+                  kWorkspaceAlignment ==
+              0,
+      "exl3::set_workspace: pass a contiguous uint8 tensor [bytes] that begins at a "
+      "multiple of ",
+      kWorkspaceAlignment, " bytes");
   STD_TORCH_CHECK(workspace.numel() >= static_cast<int64_t>(kCounterBytes),
                   "exl3::set_workspace: ", workspace.numel(), " bytes; at least ",
                   kCounterBytes, " are needed");
   // The kernels leave the counters as they found them.
-  Tensor counters = torch::stable::narrow(const_cast<Tensor&>(workspace), 0, 0,
-                                          static_cast<int64_t>(kCounterBytes));
+  Tensor whole = workspace;
+  Tensor counters =
+      torch::stable::narrow(whole, 0, 0, static_cast<int64_t>(kCounterBytes));
   torch::stable::zero_(counters);
   Registry& all = registry();
   const std::lock_guard<std::mutex> lock(all.mutex);
   all.workspaces.insert_or_assign({workspace.get_device_index(), index}, workspace);
-}
-
-void* workspace(const char* op, int32_t device, int64_t index, size_t bytes) {
-  check_index(op, index);
-  Registry& all = registry();
-  const std::lock_guard<std::mutex> lock(all.mutex);
-  const auto found = all.workspaces.find({device, index});
-  const int64_t given = found == all.workspaces.end() ? 0 : found->second.numel();
-  STD_TORCH_CHECK(static_cast<int64_t>(bytes) <= given, "exl3::", op, ": workspace ",
-                  index, " of cuda:", device, " has ", given, " bytes; ", bytes,
-                  " are needed: ask exl3.workspace for them before the first call");
-  return found->second.mutable_data_ptr();
 }
 
 }  // namespace exl3::ops

@@ -8,23 +8,32 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "exl3/launch/stream.h"
 
 namespace exl3::ops {
 
-// The stream that torch works on. It stands in libtorch_cuda, which a CPU build of
-// torch lacks: so it's looked up at the first call, and the library loads everywhere.
-Stream current_stream(int32_t device);
+// The GPU of one op's result; the current one as long as this lives.
+class Device {
+ public:
+  explicit Device(const torch::stable::Tensor& result);
+  ~Device();
 
-int multiprocessors(int32_t device);
+  // That torch works on.
+  Stream stream() const;
+  int multiprocessors() const;
+  // Where a workspace is. An op that needs more than was given refuses.
+  void* workspace(const char* op, int64_t index, size_t bytes) const;
 
-// The memory that ops called with this index work in: a contiguous uint8 tensor. Ops of
+ private:
+  struct Current;
+  std::unique_ptr<Current> current_;
+};
+
+// The memory that ops called with this index work in: contiguous uint8 [bytes]. Ops of
 // one index must run one after another; those of two may overlap.
 constexpr int64_t kWorkspaces = 8;
 void set_workspace(const torch::stable::Tensor& workspace, int64_t index);
-
-// Where the workspace is. An op that needs more than was given refuses.
-void* workspace(const char* op, int32_t device, int64_t index, size_t bytes);
 
 }  // namespace exl3::ops

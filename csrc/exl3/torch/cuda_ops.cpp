@@ -4,7 +4,6 @@
 // The kernels' ops on CUDA, with the schemas of cpu_ops.cpp. Nothing here allocates but
 // the result, and nothing waits for the GPU: the ops can be captured in CUDA graphs.
 
-#include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -16,6 +15,7 @@
 
 #include "exl3/launch/dequantize.h"
 #include "exl3/launch/linear.h"
+#include "exl3/launch/moe.h"
 #include "exl3/launch/transform.h"
 #include "exl3/torch/arguments.h"
 #include "exl3/torch/cuda_device.h"
@@ -24,13 +24,15 @@ namespace {
 
 using exl3::LinearArguments;
 using exl3::LinearPlan;
-using exl3::Stream;
+using exl3::MoeParams;
+using exl3::MoePlan;
+using exl3::ops::Device;
 using exl3::ops::Tensor;
-using torch::stable::accelerator::DeviceGuard;
 
 // More rows are worked on in parts of so many, which keeps the workspace small. A part
 // fills the largest GPU several times over.
 constexpr int64_t kRowsAtOnce = 2048;
+constexpr int64_t kTokensAtOnce = 1024;  // of routed experts
 
 int64_t element_bytes(exl3::ElementType type) {
   return type == exl3::ElementType::kFloat32 ? 4 : 2;
@@ -53,9 +55,7 @@ Tensor linear(const Tensor& x, const Tensor& trellis, const Tensor& suh,
               bool batch_invariant, int64_t workspace) {
   const exl3::ops::LinearCall call =
       exl3::ops::check_linear(x, trellis, suh, svh, bias, shards);
-  const int32_t device = x.get_device_index();
-  const DeviceGuard guard(device);
-  const Stream stream = exl3::ops::current_stream(device);
+  const Device device(call.out);
   LinearArguments part{};
   part.trellis = call.trellis;
   part.suh = call.suh;
@@ -72,10 +72,10 @@ Tensor linear(const Tensor& x, const Tensor& trellis, const Tensor& suh,
     part.out = target + row * call.kept * element_bytes(call.type);
     part.rows = static_cast<int>(std::min(kRowsAtOnce, call.rows - row));
     const LinearPlan plan =
-        exl3::choose_plan(part, exl3::ops::multiprocessors(device), batch_invariant);
+        exl3::choose_plan(part, device.multiprocessors(), batch_invariant);
     const size_t bytes = exl3::workspace_bytes(part, plan);
-    exl3::linear(part, plan, exl3::ops::workspace("linear", device, workspace, bytes),
-                 stream);
+    exl3::linear(part, plan, device.workspace("linear", workspace, bytes),
+                 device.stream());
   }
   return call.out;
 }
@@ -109,9 +109,79 @@ int64_t linear_workspace(int64_t rows, int64_t k, const std::vector<int64_t>& sh
   LinearArguments call = without_tensors(0, k, shards);
   size_t most = 0;
   for (call.rows = 1; call.rows <= std::min(rows, kRowsAtOnce); ++call.rows) {
-    const LinearPlan plan =
-        exl3::choose_plan(call, static_cast<int>(multiprocessors), false);
-    most = std::max(most, exl3::workspace_bytes(call, plan));
+    for (const bool batch_invariant : {false, true}) {
+      const LinearPlan plan =
+          exl3::choose_plan(call, static_cast<int>(multiprocessors), batch_invariant);
+      most = std::max(most, exl3::workspace_bytes(call, plan));
+    }
+  }
+  return static_cast<int64_t>(most);
+}
+
+Tensor moe(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weights,
+           const Tensor& w13, const Tensor& w2, const Tensor& experts,
+           const Tensor& suh13, const Tensor& svh13, const Tensor& suh2,
+           const Tensor& svh2, int64_t slices, const std::optional<Tensor>& expert_map,
+           const std::string& activation, double limit, bool /*exact: always*/,
+           bool batch_invariant, int64_t workspace) {
+  const exl3::ops::MoeCall call =
+      exl3::ops::check_moe(x, topk_ids, topk_weights, w13, w2, experts, suh13, svh13,
+                           suh2, svh2, slices, expert_map, activation, limit);
+  const Device device(call.out);
+  MoeParams part{};
+  part.expert_map = call.expert_map;
+  part.w13 = call.w13;
+  part.w2 = call.w2;
+  part.experts = call.experts;
+  part.suh13 = call.suh13;
+  part.svh13 = call.svh13;
+  part.suh2 = call.suh2;
+  part.svh2 = call.svh2;
+  part.type = call.type;
+  part.wide_ids = call.wide_ids;
+  part.width = static_cast<int>(call.width);
+  part.top_k = static_cast<int>(call.top_k);
+  part.hidden = static_cast<int>(call.hidden);
+  part.intermediate = static_cast<int>(call.intermediate);
+  part.local_experts = static_cast<int>(call.virtual_experts / call.slices);
+  part.slices = static_cast<int>(call.slices);
+  part.routed_experts = static_cast<int>(call.routed_experts);
+  part.limit = call.limit;
+  const auto* source = static_cast<const char*>(call.x.const_data_ptr());
+  const auto* ids = static_cast<const char*>(call.topk_ids.const_data_ptr());
+  const auto* weights = static_cast<const float*>(call.topk_weights.const_data_ptr());
+  auto* target = static_cast<char*>(call.out.mutable_data_ptr());
+  const int64_t token_bytes = call.width * element_bytes(call.type);
+  for (int64_t token = 0; token < call.tokens; token += kTokensAtOnce) {
+    part.x = source + token * token_bytes;
+    part.topk_ids = ids + token * call.top_k * (call.wide_ids ? 8 : 4);
+    part.topk_weights = weights + token * call.top_k;
+    part.out = target + token * token_bytes;
+    part.tokens = static_cast<int>(std::min(kTokensAtOnce, call.tokens - token));
+    const MoePlan plan =
+        exl3::choose_moe_plan(part, device.multiprocessors(), batch_invariant);
+    const size_t bytes = exl3::moe_workspace_bytes(part, plan);
+    exl3::moe(part, plan, device.workspace("moe", workspace, bytes), device.stream());
+  }
+  return call.out;
+}
+
+int64_t moe_workspace(int64_t tokens, int64_t top_k, int64_t hidden,
+                      int64_t intermediate, int64_t virtual_experts, int64_t slices,
+                      int64_t multiprocessors) {
+  MoeParams call{};
+  call.top_k = static_cast<int>(top_k);
+  call.hidden = static_cast<int>(hidden);
+  call.intermediate = static_cast<int>(intermediate);
+  call.local_experts = static_cast<int>(virtual_experts / slices);
+  call.slices = static_cast<int>(slices);
+  size_t most = 0;
+  for (call.tokens = 1; call.tokens <= std::min(tokens, kTokensAtOnce); ++call.tokens) {
+    for (const bool batch_invariant : {false, true}) {
+      const MoePlan plan = exl3::choose_moe_plan(
+          call, static_cast<int>(multiprocessors), batch_invariant);
+      most = std::max(most, exl3::moe_workspace_bytes(call, plan));
+    }
   }
   return static_cast<int64_t>(most);
 }
@@ -121,10 +191,8 @@ Tensor dequant(const Tensor& trellis, const std::optional<Tensor>& suh,
                int64_t codebook) {
   const exl3::ops::DequantCall call =
       exl3::ops::check_dequant(trellis, suh, svh, k, n, words, codebook);
-  const int32_t device = trellis.get_device_index();
-  const DeviceGuard guard(device);
-  exl3::launch_dequantize(call.matrix.words, call.matrix.codebook,
-                          exl3::ops::current_stream(device),
+  const Device device(call.out);
+  exl3::launch_dequantize(call.matrix.words, call.matrix.codebook, device.stream(),
                           {call.trellis, call.suh, call.svh,
                            static_cast<float*>(call.out.mutable_data_ptr()),
                            static_cast<int>(k), static_cast<int>(n)});
@@ -134,21 +202,15 @@ Tensor dequant(const Tensor& trellis, const std::optional<Tensor>& suh,
 Tensor hadamard(const Tensor& x, const std::optional<Tensor>& pre,
                 const std::optional<Tensor>& post) {
   const exl3::ops::HadamardCall call = exl3::ops::check_hadamard(x, pre, post);
-  const int32_t device = x.get_device_index();
-  const DeviceGuard guard(device);
+  const Device device(call.out);
   if (call.rows > 0) {
     exl3::launch_transform(
-        exl3::ops::current_stream(device),
+        device.stream(),
         {call.x.const_data_ptr(), call.pre, call.post, call.out.mutable_data_ptr(),
          call.type, call.type, static_cast<int>(call.rows),
          static_cast<int>(call.width), static_cast<int>(call.width), 1});
   }
   return call.out;
-}
-
-void set_workspace(const Tensor& workspace, int64_t index) {
-  const DeviceGuard guard(workspace.get_device_index());
-  exl3::ops::set_workspace(workspace, index);
 }
 
 }  // namespace
@@ -158,14 +220,20 @@ STABLE_TORCH_LIBRARY_FRAGMENT(exl3, m) {
   m.def("linear_workspace(int rows, int k, int[] shards, int multiprocessors) -> int");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(exl3, CUDA, m) {
+// The emulator's build names another device: the CPU.
+#if !defined(EXL3_OPS_DEVICE)
+#define EXL3_OPS_DEVICE CUDA
+#endif
+STABLE_TORCH_LIBRARY_IMPL(exl3, EXL3_OPS_DEVICE, m) {
   m.impl("linear", TORCH_BOX(&linear));
+  m.impl("moe", TORCH_BOX(&moe));
   m.impl("dequant", TORCH_BOX(&dequant));
   m.impl("hadamard", TORCH_BOX(&hadamard));
-  m.impl("set_workspace", TORCH_BOX(&set_workspace));
+  m.impl("set_workspace", TORCH_BOX(&exl3::ops::set_workspace));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(exl3, CompositeExplicitAutograd, m) {
   m.impl("linear_workspace", TORCH_BOX(&linear_workspace));
+  m.impl("moe_workspace", TORCH_BOX(&moe_workspace));
   m.impl("linear_plan", TORCH_BOX(&linear_plan));
 }

@@ -80,7 +80,9 @@ def _compile(source: Source, flags: Sequence[str], overlay: Path | None) -> Path
         CACHE.mkdir(parents=True, exist_ok=True)
         temporary = includes.with_suffix(f".{os.getpid()}.d")
         fresh = includes.with_suffix(f".{os.getpid()}.o")
-        search = [f"-I{folder}" for folder in (overlay, CSRC) if folder is not None]
+        search = [
+            f"-I{folder}" for folder in (overlay, CSRC, ROOT) if folder is not None
+        ]
         depend = ["-MMD", "-MF", str(temporary)]
         _run([*command, *search, *depend, "-c", str(source.path)], fresh)
         if overlay is None:

@@ -11,8 +11,8 @@ import numpy as np
 
 from tests.kernels.emulated.build import BLOCK_ROWS, CSRC, WORDS, Source, library
 
-_HERE = Path(__file__).parent
-_TYPES = {
+HERE = Path(__file__).parent
+TYPES = {
     "float32": (0, np.float32),
     "bfloat16": (1, np.uint16),
     "float16": (2, np.float16),
@@ -31,6 +31,9 @@ class Run:
     launches: int = 1
     resident_blocks: int = 8
     count_banks: bool = False
+
+
+ONCE = Run()
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,7 @@ class EmulatedOps:
             Source(launch / f"{name}.cu")
             for name in ("dispatch", "linear", "transform")
         ]
-        sources.append(Source(_HERE / "api.cpp"))
+        sources.append(Source(HERE / "linear_api.cpp"))
         defines = [
             f"EXL3_FOR_EACH_{name}(apply)=" + " ".join(f"apply({v})" for v in values)
             for name, values in (("WORDS", words), ("BLOCK_ROWS", block_rows))
@@ -130,10 +133,10 @@ class EmulatedOps:
         dtype: str = "float32",
         block_rows: int = 16,
         splits: int = 1,
-        run: Run = Run(),
+        run: Run = ONCE,
     ) -> np.ndarray:
         """`linear` of exl3.ops; x and the result are bit patterns for bfloat16."""
-        code, element = _TYPES[dtype]
+        code, element = TYPES[dtype]
         rows, width = x.shape
         columns = sum(shard.keep for shard in shards)
         # Old results must not pass for new ones.
@@ -143,14 +146,14 @@ class EmulatedOps:
         )
         assert x.dtype == element and trellis.dtype == np.int16
         call = _LinearCall(
-            *(_pointer(a) for a in (x, trellis, suh, svh, bias, out)),
+            *(pointer(a) for a in (x, trellis, suh, svh, bias, out)),
             trellis.nbytes,
             *(code, rows, width, suh.shape[-1], len(shards)),
-            _pointer(table),
+            pointer(table),
             block_rows,
             splits,
         )
-        self._check(self._library.emulated_linear(ctypes.byref(call), _run(run)))
+        check(self._library.emulated_linear(ctypes.byref(call), in_c(run)))
         return out
 
     def dequantize(
@@ -159,16 +162,16 @@ class EmulatedOps:
         suh: np.ndarray | None,
         svh: np.ndarray | None,
         codebook: int,
-        run: Run = Run(),
+        run: Run = ONCE,
     ) -> np.ndarray:
         """`dequant` of exl3.ops, of a trellis [n/16, k/16, words]."""
         strips, depth, words = trellis.shape
         out = np.full((16 * depth, 16 * strips), 0xFF, np.float32)
         call = _DequantizeCall(
-            *(_pointer(a) for a in (trellis, suh, svh, out)),
+            *(pointer(a) for a in (trellis, suh, svh, out)),
             *(16 * depth, 16 * strips, words, codebook),
         )
-        self._check(self._library.emulated_dequantize(ctypes.byref(call), _run(run)))
+        check(self._library.emulated_dequantize(ctypes.byref(call), in_c(run)))
         return out
 
     def hadamard(
@@ -177,36 +180,39 @@ class EmulatedOps:
         pre: np.ndarray | None,
         post: np.ndarray | None,
         dtype: str = "float32",
-        run: Run = Run(),
+        run: Run = ONCE,
     ) -> np.ndarray:
         """`hadamard` of exl3.ops, of x [rows, k]."""
-        code, element = _TYPES[dtype]
+        code, element = TYPES[dtype]
         assert x.dtype == element
         out = np.full_like(x, 0xFF)
         call = _TransformCall(
-            *(_pointer(a) for a in (x, pre, post, out)),
+            *(pointer(a) for a in (x, pre, post, out)),
             *(code, code, *x.shape, x.shape[1], 1),
         )
-        self._check(self._library.emulated_transform(ctypes.byref(call), _run(run)))
+        check(self._library.emulated_transform(ctypes.byref(call), in_c(run)))
         return out
 
     def banks(self) -> str:
         """Shared-memory wavefronts and conflicts of the last counted run, by place."""
         return self._library.emulated_banks().decode()
 
-    @staticmethod
-    def _check(fault: bytes | None) -> None:
-        if fault is not None:
-            raise EmulatorFault(fault.decode())
+
+def check(fault: bytes | None) -> None:
+    """Raises what an emulated op returned, if it is a fault."""
+    if fault is not None:
+        raise EmulatorFault(fault.decode())
 
 
-def _run(run: Run):
+def in_c(run: Run):
+    """The run as the C functions take it."""
     return ctypes.byref(
         _Run(run.schedule, run.launches, run.resident_blocks, run.count_banks)
     )
 
 
-def _pointer(array: np.ndarray | None) -> int | None:
+def pointer(array: np.ndarray | None) -> int | None:
+    """The address of an array's data."""
     if array is None:
         return None
     assert array.flags.c_contiguous

@@ -1,90 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
 //
-// The ops, run by the emulator, for ctypes: each function returns null, or the fault.
-#include <cstring>
-#include <string>
-
-#include "emu/device.h"
+// The dense ops, run by the emulator: each function returns null, or the fault.
 #include "exl3/launch/dequantize.h"
 #include "exl3/launch/linear.h"
 #include "exl3/launch/transform.h"
+#include "tests/kernels/emulated/session.h"
 
 using namespace exl3;
-
-namespace {
-
-std::string last_fault;
-
-template <class Body>
-const char* faults_of(Body body) {
-  try {
-    body();
-    return nullptr;
-  } catch (const std::exception& fault) {
-    last_fault = fault.what();
-    return last_fault.c_str();
-  }
-}
-
-std::string last_banks;
-
-size_t bytes_of(ElementType type) { return type == ElementType::kFloat32 ? 4 : 2; }
-
-}  // namespace
-
-extern "C" {
-
-// What a test says about a run beside the op's own arguments.
-struct Run {
-  uint32_t schedule;
-  int32_t launches;  // times the op runs, on one workspace
-  int32_t resident_blocks;
-  int32_t count_banks;
-};
-
-}  // extern "C"
-
-namespace {
-
-// A device for one call, and the buffers that the call's kernels may touch.
-class Session {
- public:
-  explicit Session(const Run& run) : device_(std::make_unique<emu::Device>()) {
-    device_->schedule = emu::Schedule::numbered(run.schedule);
-    device_->resident_blocks = static_cast<uint32_t>(run.resident_blocks);
-    if (run.count_banks) device_->banks = std::make_unique<emu::BankCounter>();
-  }
-
-  ~Session() {
-    if (!device_->banks) return;
-    last_banks.clear();
-    for (const auto& count : device_->banks->counts()) {
-      last_banks += count.place + " " + std::to_string(count.instructions) + " " +
-                    std::to_string(count.wavefronts) + " " +
-                    std::to_string(count.conflicts) + "\n";
-    }
-  }
-
-  void read(const char* name, const void* data, size_t bytes) const {
-    if (data) add(name, const_cast<void*>(data), bytes, emu::Access::kRead);
-  }
-  void write(const char* name, void* data, size_t bytes) const {
-    add(name, data, bytes, emu::Access::kUninitialized);
-  }
-  void update(const char* name, void* data, size_t bytes) const {
-    add(name, data, bytes, emu::Access::kReadWrite);
-  }
-
- private:
-  void add(const char* name, void* data, size_t bytes, emu::Access access) const {
-    device_->memory.add(name, data, bytes, access);
-  }
-
-  std::unique_ptr<emu::Device> device_;
-};
-
-}  // namespace
 
 extern "C" {
 
@@ -143,9 +66,7 @@ const char* emulated_linear(const LinearCall* call, const Run* run) {
     session.write("parts", at + kCounterBytes + activations,
                   bytes - kCounterBytes - activations);
     for (int i = 0; i < run->launches; ++i) linear(a, plan, at, nullptr);
-    for (size_t i = 0; i < kCounterBytes; ++i) {
-      if (at[i] != 0) throw std::runtime_error("counters: not zero after the op");
-    }
+    check_counters(at, kCounterBytes);
   });
 }
 

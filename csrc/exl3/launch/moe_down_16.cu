@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
+//
+// The experts' second product, in blocks of 16 rows.
+#include "exl3/launch/moe_gemm.cuh"
+
+template void exl3::launch_moe_down<16>(int, Stream, const MoeParams&);

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
+//
+// exl3::ops::Device for torch tensors on the CPU: a small GPU, run by the emulator. The
+// result and the workspace are checked to the byte; everything else may be read only.
+#include <torch/csrc/stable/tensor.h>
+
+#include <cstring>
+#include <map>
+#include <memory>
+#include <stdexcept>
+#include <vector>
+
+#include "emu/device.h"
+#include "exl3/launch/linear.h"
+#include "exl3/torch/cuda_device.h"
+
+namespace exl3::ops {
+namespace {
+
+// Few, so that small tests have work for more than one wave of blocks and for one.
+constexpr int kMultiprocessors = 4;
+constexpr size_t kAlignment = 256;
+
+// A workspace of exactly the bytes that were asked for, full of what nobody may read.
+struct Memory {
+  explicit Memory(size_t bytes)
+      : bytes(bytes), storage(bytes + kAlignment, static_cast<char>(0xff)) {
+    void* start = storage.data();
+    size_t space = storage.size();
+    data = static_cast<char*>(std::align(kAlignment, bytes, start, space));
+    std::memset(data, 0, kCounterBytes);
+  }
+  size_t bytes;
+  std::vector<char> storage;
+  char* data;
+};
+
+size_t bytes_of(const torch::stable::Tensor& tensor) {
+  const bool wide = tensor.scalar_type() == torch::headeronly::ScalarType::Float;
+  return static_cast<size_t>(tensor.numel()) * (wide ? 4 : 2);
+}
+
+}  // namespace
+
+struct Device::Current {
+  emu::Device device;
+  std::map<int64_t, Memory> workspaces;  // by index; of this op alone
+};
+
+Device::Device(const torch::stable::Tensor& result) : current_(new Current) {
+  emu::GlobalMemory& memory = current_->device.memory;
+  torch::stable::Tensor out = result;
+  memory.add("result", out.mutable_data_ptr(), bytes_of(result),
+             emu::Access::kUninitialized);
+}
+
+Device::~Device() {
+  for (const auto& [index, memory] : current_->workspaces) {
+    for (size_t i = 0; i < kCounterBytes; ++i) {
+      // A destructor must not throw, and a test must not go on.
+      if (memory.data[i] != 0) std::abort();
+    }
+  }
+}
+
+Stream Device::stream() const {
+  // The last buffer: what is in none of the others.
+  current_->device.memory.add("an input", nullptr, size_t{1} << 62,
+                              emu::Access::kRead);
+  return nullptr;
+}
+
+int Device::multiprocessors() const { return kMultiprocessors; }
+
+void* Device::workspace(const char*, int64_t index, size_t bytes) const {
+  auto& all = current_->workspaces;
+  const auto found = all.find(index);
+  if (found != all.end() && found->second.bytes >= bytes) return found->second.data;
+  if (found != all.end()) {
+    throw std::runtime_error("a later part of an op needs more than the first");
+  }
+  Memory& memory = all.try_emplace(index, bytes).first->second;
+  emu::GlobalMemory& global = current_->device.memory;
+  global.add("counters", memory.data, kCounterBytes, emu::Access::kReadWrite);
+  global.add("workspace", memory.data + kCounterBytes, bytes - kCounterBytes,
+             emu::Access::kUninitialized);
+  return memory.data;
+}
+
+void set_workspace(const torch::stable::Tensor&, int64_t) {}
+
+}  // namespace exl3::ops

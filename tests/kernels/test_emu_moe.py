@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
+"""The CUDA kernels of routed experts, run by the emulator, against float64.
+
+fp16 rounds the activations before each product: 2.1e-4 of sigma each. The first of these
+errors reaches both factors of the activation, which makes 3.7e-4 of both. What is allowed
+is 6e-4, since few tokens have few errors, and for the worst output 8 times that.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import pytest
+
+from tests.kernels.emulated.matrices import Matrix, make_matrix
+from tests.kernels.emulated.moe import EmulatedMoe
+from tests.kernels.emulated.ops import Run
+
+HIDDEN = 256
+INTERMEDIATE = 128
+SCHEDULES = (0, 1, 3, 6)
+RMS = 6e-4
+#: Distinct matrices of each projection. Prime, so that experts, slices and kinds meet in
+#: all combinations; an expert has its own scales all the same.
+POOL = 11
+MIXED = ((32, 1), (48, 1), (64, 1), (96, 1))
+
+
+@pytest.fixture(scope="session")
+def emulated_moe() -> EmulatedMoe:
+    return EmulatedMoe()
+
+
+@dataclass(frozen=True)
+class Experts:
+    """The op's tensors of one layer, and each virtual expert's float64 matrices."""
+
+    tensors: dict[str, np.ndarray]
+    dense: list[tuple[np.ndarray, np.ndarray, np.ndarray]]
+    slices: int
+
+
+@cache
+def make_experts(
+    width: int, slices: int = 1, kinds: tuple[tuple[int, int], ...] = MIXED
+) -> Experts:
+    """A layer of so many experts. Kinds differ from matrix to matrix of the pool."""
+    rng = np.random.default_rng(width * 8 + slices)
+
+    def pool(first: int, k: int, n: int) -> list[Matrix]:
+        return [
+            make_matrix(rng, k, n, *kinds[(first + i) % len(kinds)])
+            for i in range(POOL)
+        ]
+
+    gates = pool(0, HIDDEN, INTERMEDIATE)
+    ups = pool(1, HIDDEN, INTERMEDIATE)
+    downs = pool(3, INTERMEDIATE, HIDDEN)
+    w13, first = _slab([*gates, *ups])
+    w2, second = _slab(downs)
+    count = width * slices
+    experts = np.empty((count, 3, 3), np.int64)
+    vectors: dict[str, list] = {"suh13": [], "svh13": [], "suh2": [], "svh2": []}
+    dense = []
+    for i in range(count):
+        # Three strides, so that no two projections choose alike.
+        chosen = gates[i % POOL], ups[3 * i % POOL], downs[(5 * i + 2) % POOL]
+        places = first[i % POOL], first[POOL + 3 * i % POOL], second[(5 * i + 2) % POOL]
+        signs = [rng.choice([-1.0, 1.0], m.dense.shape[0]) for m in chosen]
+        scales = [m.suh * s.astype(np.float16) for m, s in zip(chosen, signs)]
+        for j, (matrix, place) in enumerate(zip(chosen, places)):
+            experts[i, j] = place, matrix.words, matrix.codebook
+        vectors["suh13"].append(scales[:2])
+        vectors["svh13"].append([m.svh for m in chosen[:2]])
+        vectors["suh2"].append(scales[2])
+        vectors["svh2"].append(chosen[2].svh)
+        dense.append(tuple(s[:, None] * m.dense for m, s in zip(chosen, signs)))
+    tensors = {name: np.array(value) for name, value in vectors.items()}
+    return Experts({"w13": w13, "w2": w2, "experts": experts, **tensors}, dense, slices)
+
+
+def _slab(matrices: list[Matrix]) -> tuple[np.ndarray, np.ndarray]:
+    sizes = [m.trellis.size for m in matrices]
+    return np.concatenate([m.trellis.reshape(-1) for m in matrices]), np.cumsum(
+        [0, *sizes]
+    )[:-1]
+
+
+def reference(
+    layer: Experts,
+    x: np.ndarray,
+    ids: np.ndarray,
+    weights: np.ndarray,
+    expert_map: np.ndarray | None = None,
+    limit: float = np.inf,
+) -> np.ndarray:
+    x = x.astype(np.float64)
+    width = x.shape[1]
+    out = np.zeros_like(x)
+    for token, (chosen, shares) in enumerate(zip(ids, weights)):
+        for expert, share in zip(chosen, shares):
+            local = expert if expert_map is None or expert < 0 else expert_map[expert]
+            if local < 0:
+                continue
+            for j in range(layer.slices):
+                gate, up, down = layer.dense[local * layer.slices + j]
+                g = np.minimum(x[token] @ gate[:width], limit)
+                u = np.clip(x[token] @ up[:width], -limit, limit)
+                out[token] += share * ((g / (1 + np.exp(-g)) * u) @ down)[:width]
+    return out
+
+
+def route(
+    rng: np.random.Generator, tokens: int, top_k: int, width: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Different experts for each token, as a router chooses them."""
+    ids = np.stack([rng.permutation(width)[:top_k] for _ in range(tokens)])
+    return ids.astype(np.int32), rng.uniform(0.1, 1, ids.shape).astype(np.float32)
+
+
+def check(got: np.ndarray, want: np.ndarray) -> None:
+    assert np.isfinite(got).all()
+    error = np.abs(got - want) / want.std()
+    assert np.sqrt(np.mean(error**2)) < RMS
+    assert error.max() < 8 * RMS, np.unravel_index(error.argmax(), error.shape)
+
+
+def run_all_schedules(op: EmulatedMoe, layer: Experts, *inputs, **options):
+    results = [
+        op(
+            *inputs,
+            **layer.tensors,
+            slices=layer.slices,
+            run=Run(schedule=schedule, launches=2),
+            **options,
+        )
+        for schedule in (SCHEDULES if len(layer.dense) < 100 else SCHEDULES[1::2])
+    ]
+    for result in results[1:]:
+        assert np.array_equal(result.view(np.uint32), results[0].view(np.uint32))
+    return results[0]
+
+
+@pytest.mark.parametrize("tokens, block_rows, splits", [
+    (1, 16, (1, 1)), (2, 16, (2, 2)), (5, 16, (1, 1)), (8, 16, (4, 1)),
+    (9, 32, (1, 2)), (33, 32, (1, 1)),
+])  # fmt: skip
+@pytest.mark.parametrize("width, top_k", [(1, 1), (5, 2), (28, 8), (56, 8), (256, 8)])
+def test_widths_and_batches(
+    emulated_moe: EmulatedMoe,
+    width: int,
+    top_k: int,
+    tokens: int,
+    block_rows: int,
+    splits: tuple[int, int],
+) -> None:
+    """K 2, 3, 4 and 6 mixed in each layer."""
+    rng = np.random.default_rng(width + tokens)
+    layer = make_experts(width)
+    x = rng.normal(size=(tokens, HIDDEN)).astype(np.float32)
+    ids, weights = route(rng, tokens, top_k, width)
+    options = {"block_rows": block_rows, "splits": splits}
+    got = run_all_schedules(emulated_moe, layer, x, ids, weights, **options)
+    check(got, reference(layer, x, ids, weights))
+
+
+@pytest.mark.parametrize("block_rows", (16, 32, 64))
+def test_every_kind_of_tile(emulated_moe: EmulatedMoe, block_rows: int) -> None:
+    """Codebooks and rates of all kinds, in one layer."""
+    kinds = tuple((words, words // 16 % 3) for words in range(16, 129, 16))
+    kinds += ((24, 2), (40, 2), (56, 2))
+    rng = np.random.default_rng(block_rows)
+    layer = make_experts(POOL, kinds=kinds)
+    x = rng.normal(size=(11, HIDDEN)).astype(np.float32)
+    ids, weights = route(rng, 11, 8, POOL)
+    got = run_all_schedules(emulated_moe, layer, x, ids, weights, block_rows=block_rows)
+    check(got, reference(layer, x, ids, weights))
+
+
+@pytest.mark.parametrize("block_rows", (16, 64))
+def test_all_tokens_to_one_expert(emulated_moe: EmulatedMoe, block_rows: int) -> None:
+    """Some tiles of one expert, the last ragged; the other experts have none."""
+    rng = np.random.default_rng(0)
+    layer = make_experts(28)
+    x = rng.normal(size=(70, HIDDEN)).astype(np.float32)
+    ids = np.full((70, 1), 17, np.int64)
+    weights = rng.uniform(size=(70, 1)).astype(np.float32)
+    got = run_all_schedules(emulated_moe, layer, x, ids, weights, block_rows=block_rows)
+    check(got, reference(layer, x, ids, weights))
+
+
+def test_experts_elsewhere(emulated_moe: EmulatedMoe) -> None:
+    """Ids of experts that are not here, or that are -1, add nothing."""
+    rng = np.random.default_rng(1)
+    layer = make_experts(5)
+    expert_map = np.full(12, -1, np.int32)
+    expert_map[[1, 4, 5, 8, 11]] = [3, 0, 2, 4, 1]
+    x = rng.normal(size=(9, HIDDEN)).astype(np.float32)
+    ids, weights = route(rng, 9, 4, 12)
+    ids[3, 2] = -1
+    ids[6] = (0, 2, 3, 6)  # a token all of whose experts are elsewhere
+    got = run_all_schedules(emulated_moe, layer, x, ids, weights, expert_map=expert_map)
+    check(got, reference(layer, x, ids, weights, expert_map))
+    assert np.array_equal(got[6], np.zeros(HIDDEN))
+
+
+def test_nobody_is_here(emulated_moe: EmulatedMoe) -> None:
+    layer = make_experts(5)
+    x = np.ones((2, HIDDEN), np.float32)
+    ids = np.full((2, 2), -1, np.int32)
+    got = run_all_schedules(emulated_moe, layer, x, ids, np.ones((2, 2), np.float32))
+    assert np.array_equal(got, np.zeros((2, HIDDEN)))
+
+
+@pytest.mark.parametrize("slices", (2, 4))
+def test_slices_are_added_up(emulated_moe: EmulatedMoe, slices: int) -> None:
+    rng = np.random.default_rng(slices)
+    layer = make_experts(5, slices)
+    x = rng.normal(size=(7, HIDDEN)).astype(np.float32)
+    ids, weights = route(rng, 7, 3, 5)
+    got = run_all_schedules(emulated_moe, layer, x, ids, weights, splits=(2, 1))
+    check(got, reference(layer, x, ids, weights))
+
+
+def test_weights_of_zero_and_a_limit(emulated_moe: EmulatedMoe) -> None:
+    rng = np.random.default_rng(2)
+    layer = make_experts(5)
+    x = rng.normal(size=(6, HIDDEN)).astype(np.float32)
+    ids, weights = route(rng, 6, 2, 5)
+    weights[:, 0] = 0
+    got = run_all_schedules(emulated_moe, layer, x, ids, weights, limit=0.5)
+    want = reference(layer, x, ids, weights, limit=0.5)
+    check(got, want)
+    assert not np.allclose(want, reference(layer, x, ids, weights), rtol=0.1)
+
+
+def test_hidden_states_narrower_than_stored(emulated_moe: EmulatedMoe) -> None:
+    rng = np.random.default_rng(4)
+    layer = make_experts(5)
+    x = rng.normal(size=(3, 203)).astype(np.float32)
+    ids, weights = route(rng, 3, 2, 5)
+    got = run_all_schedules(emulated_moe, layer, x, ids, weights)
+    check(got, reference(layer, x, ids, weights))
+
+
+def test_a_token_is_the_same_in_every_batch(emulated_moe: EmulatedMoe) -> None:
+    """Without splits k is added up in one order, and experts in the router's."""
+    rng = np.random.default_rng(6)
+    layer = make_experts(28)
+    x = rng.normal(size=(33, HIDDEN)).astype(np.float32)
+    ids, weights = route(rng, 33, 8, 28)
+    alone = emulated_moe(x[20:21], ids[20:21], weights[20:21], **layer.tensors)
+    for block_rows in (16, 32, 64):
+        among = emulated_moe(x, ids, weights, **layer.tensors, block_rows=block_rows)
+        assert np.array_equal(among[20], alone[0])
