@@ -220,6 +220,32 @@ def linear_workspace(
     return torch.ops.exl3.linear_workspace(rows, k, shards, multiprocessors)
 
 
+def moe_workspace(
+    tokens: int,
+    top_k: int,
+    hidden: int,
+    intermediate: int,
+    virtual_experts: int,
+    slices: int,
+    multiprocessors: int,
+) -> int:
+    """Bytes of workspace that `moe` needs on a GPU.
+
+    Args:
+        tokens: At most.
+        top_k: Routed experts of a token.
+        hidden: As stored.
+        intermediate: As stored, of one slice.
+        virtual_experts: Of this rank.
+        slices: As `moe` takes them.
+        multiprocessors: Of the GPU.
+    """
+    _need_cuda()
+    return torch.ops.exl3.moe_workspace(
+        tokens, top_k, hidden, intermediate, virtual_experts, slices, multiprocessors
+    )
+
+
 def linear_plan(
     rows: int,
     k: int,

@@ -38,6 +38,39 @@ def linear_bytes(rows: int, k: int, shards: Sequence[int], device: torch.device)
     return ops.linear_workspace(rows, k, shards, _multiprocessors(device))
 
 
+def moe_bytes(
+    tokens: int,
+    top_k: int,
+    hidden: int,
+    intermediate: int,
+    virtual_experts: int,
+    slices: int,
+    device: torch.device,
+) -> int:
+    """What `ops.moe` needs.
+
+    Args:
+        tokens: At most.
+        top_k: Routed experts of a token.
+        hidden: As stored.
+        intermediate: As stored, of one slice.
+        virtual_experts: Of this rank.
+        slices: As the op takes them.
+        device: Where it runs.
+    """
+    if device.type != "cuda":
+        return 0
+    return ops.moe_workspace(
+        tokens,
+        top_k,
+        hidden,
+        intermediate,
+        virtual_experts,
+        slices,
+        _multiprocessors(device),
+    )
+
+
 def reserve(device: torch.device, size: int, index: int = 0) -> None:
     """Makes a workspace at least so large, before any graph with it is captured.
 

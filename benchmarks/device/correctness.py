@@ -33,6 +33,9 @@ RATES = [
 #: One of each size of a block of rows, with rows to spare and without.
 ROWS = (1, 16, 17, 32, 40, 48, 64, 100, 128, 300)
 RANDOM_SHAPES = 100
+#: Routed experts, and how many of them a token has.
+MOE_WIDTHS = ((1, 1), (5, 2), (28, 8), (56, 8), (256, 8))
+MOE_TOKENS = (1, 2, 5, 8, 9, 33, 200)
 
 
 def check_linear(device: torch.device, deadline: float) -> dict[str, Any]:
@@ -128,10 +131,10 @@ def check_moe(device: torch.device, deadline: float) -> dict[str, Any]:
     failures = []
     worst = 0.0
     checked = 0
-    for width, top_k in ((1, 1), (5, 2), (28, 8), (56, 8), (256, 8)):
+    for width, top_k in MOE_WIDTHS:
         words = [16 * (2, 3, 4, 6)[e % 4] for e in range(width)]
         experts = random_experts(hidden, intermediate, words, 1 + width % 2, device)
-        for tokens in (1, 2, 5, 8, 9, 33, 200):
+        for tokens in MOE_TOKENS:
             if time.monotonic() > deadline:
                 return {"cases": checked, "failures": [*failures, "out of time"]}
             ids = torch.stack([torch.randperm(width)[:top_k] for _ in range(tokens)])

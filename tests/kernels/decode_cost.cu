@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
+//
+// What decoding costs: two kernels that differ in nothing else. Both read a lane's words
+// of each tile and multiply; one decodes them before, the other takes them as they are.
+// The difference of their instructions is the decoder's. Each comes with few tiles and
+// with many, so that what happens once, before the loop, can be left out of the count.
+// For test_budgets.py.
+#include "exl3/kernels/pipeline.cuh"
+
+using namespace exl3;
+
+template <int kWords, Decoder kDecoder, bool kDecode, int kTiles>
+__global__ void decode_probe(float* out, const uint4* in, Hash hash) {
+  const uint32_t base = ptx::shared_base();
+  const uint4 four = in[threadIdx.x];
+  const uint32_t a[4] = {four.x, four.y, four.z, four.w};
+  const auto place = LaneBits<kWords>::place(threadIdx.x % 32);
+  float sums[2][4] = {};
+#pragma unroll
+  for (int i = 0; i < kTiles; ++i) {
+    const uint32_t tile = base + i * kWords * 2;
+    TileOperands weights;
+    if constexpr (kDecode) {
+      weights = decode_tile<kWords, kDecoder>(tile, place, hash);
+    } else {
+      constexpr int kLoads = sizeof(place.offsets) / sizeof(place.offsets[0]);
+      uint32_t words[kLoads];
+#pragma unroll
+      for (int j = 0; j < kLoads; ++j) {
+        words[j] = ptx::load_shared<uint32_t>(tile + place.offsets[j]);
+      }
+#pragma unroll
+      for (int j = 0; j < 4; ++j) weights.registers[j] = words[(j ^ j / 2) % kLoads];
+    }
+    ptx::multiply_add(sums[0], a, weights.registers[0], weights.registers[1]);
+    ptx::multiply_add(sums[1], a, weights.registers[2], weights.registers[3]);
+  }
+  auto* to = reinterpret_cast<float4*>(out) + 2 * threadIdx.x;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    to[i] = make_float4(sums[i][0], sums[i][1], sums[i][2], sums[i][3]);
+  }
+}
+
+#define EXL3_PROBE(...) \
+  template __global__ void decode_probe<__VA_ARGS__>(float*, const uint4*, Hash);
+#define EXL3_PROBES(words, decoder)       \
+  EXL3_PROBE(words, decoder, true, 8)     \
+  EXL3_PROBE(words, decoder, true, 16)    \
+  EXL3_PROBE(words, decoder, false, 8)    \
+  EXL3_PROBE(words, decoder, false, 16)
+#define EXL3_WHOLE_RATES(decoder)                                               \
+  EXL3_PROBES(16, decoder) EXL3_PROBES(32, decoder) EXL3_PROBES(48, decoder)    \
+  EXL3_PROBES(64, decoder) EXL3_PROBES(80, decoder) EXL3_PROBES(96, decoder)    \
+  EXL3_PROBES(112, decoder) EXL3_PROBES(128, decoder)
+
+// clang-format off
+EXL3_WHOLE_RATES(Decoder::kHalves)
+EXL3_WHOLE_RATES(Decoder::kBytes)
+EXL3_PROBES(24, Decoder::kBytes)
+EXL3_PROBES(40, Decoder::kBytes)
+EXL3_PROBES(56, Decoder::kBytes)
