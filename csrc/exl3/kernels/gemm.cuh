@@ -36,8 +36,7 @@ constexpr int kGemmSharedBytes = (Pipeline<kRows, kWords>::kBytes > kResultBytes
 
 // Grid: (tiles, splits).
 template <int kRows, int kWords, Decoder kDecoder>
-__global__ void __launch_bounds__(kBlockThreads, kRows > 64 ? 1 : 2)
-    gemm_kernel(const GemmParams p) {
+__global__ void __launch_bounds__(kBlockThreads, 2) gemm_kernel(const GemmParams p) {
   using Loop = Pipeline<kRows, kWords>;
   const uint32_t base = ptx::shared_base();
   const uint32_t flag = base + kGemmSharedBytes<kRows, kWords> - kFlagBytes;

@@ -29,6 +29,11 @@ constexpr int kGateUpBytes = kMoeLoopBytes<kRows> + kResultBytes<kRows> + kMoeFl
 template <int kRows>
 constexpr int kDownBytes = kMoeLoopBytes<kRows> + kMoeFlagBytes;
 
+// Blocks that share a multiprocessor. For few rows three, which limits registers to 80:
+// such a block waits for memory, and others must not.
+template <int kRows>
+constexpr int kBlocksTogether = kRows == 16 ? 3 : 2;
+
 // What one block works on.
 struct MoeBlock {
   MoeTile tile;
@@ -86,7 +91,7 @@ __device__ __forceinline__ float activate(float gate, float up, float limit) {
 
 // Grid: (slices * max_tiles * intermediate/128, splits).
 template <int kRows>
-__global__ void __launch_bounds__(kBlockThreads, 2)
+__global__ void __launch_bounds__(kBlockThreads, kBlocksTogether<kRows>)
     moe_gate_up_kernel(const MoeParams p) {
   const uint32_t base = ptx::shared_base();
   const uint32_t gate_result = base + kMoeLoopBytes<kRows>;
@@ -154,7 +159,8 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
 
 // Grid: (slices * max_tiles * hidden/128, splits).
 template <int kRows>
-__global__ void __launch_bounds__(kBlockThreads, 2) moe_down_kernel(const MoeParams p) {
+__global__ void __launch_bounds__(kBlockThreads, kBlocksTogether<kRows>)
+    moe_down_kernel(const MoeParams p) {
   const uint32_t base = ptx::shared_base();
   const uint32_t flag = base + kMoeLoopBytes<kRows>;
   const int splits = gridDim.y;

@@ -14,8 +14,8 @@ namespace exl3 {
 // one row of one slice. Grid: a warp for each of slices * pairs * hidden/128.
 __global__ void __launch_bounds__(kBlockThreads) moe_rotate_kernel(MoeParams p) {
   const int lane = threadIdx.x % 32;
-  const int64_t piece = int64_t{blockIdx.x} * kBlockWarps + threadIdx.x / 32;
-  const int pieces = p.hidden / kHadamardBlock;  // of a row
+  const unsigned piece = blockIdx.x * kBlockWarps + threadIdx.x / 32;
+  const unsigned pieces = p.hidden / kHadamardBlock;  // of a row
   const int row = static_cast<int>(piece / pieces % p.pairs());
   const int slice = static_cast<int>(piece / pieces / p.pairs());
   const int column = static_cast<int>(piece % pieces) * kHadamardBlock + 4 * lane;
@@ -48,8 +48,8 @@ __global__ void __launch_bounds__(kBlockThreads) moe_rotate_kernel(MoeParams p) 
 // expert's slices in theirs. Grid: a warp for each 128 columns of a token.
 __global__ void __launch_bounds__(kBlockThreads) moe_combine_kernel(MoeParams p) {
   const int lane = threadIdx.x % 32;
-  const int64_t piece = int64_t{blockIdx.x} * kBlockWarps + threadIdx.x / 32;
-  const int pieces = p.hidden / kHadamardBlock;
+  const unsigned piece = blockIdx.x * kBlockWarps + threadIdx.x / 32;
+  const unsigned pieces = p.hidden / kHadamardBlock;
   const int token = static_cast<int>(piece / pieces);
   const int column = static_cast<int>(piece % pieces) * kHadamardBlock + 4 * lane;
   ptx::allow_next_launch();

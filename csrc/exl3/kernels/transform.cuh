@@ -13,13 +13,13 @@ namespace exl3 {
 // Grid: enough blocks that each warp has one of num_slabs * rows * k/128 pieces.
 __global__ void __launch_bounds__(kBlockThreads) transform_kernel(TransformParams p) {
   const int lane = threadIdx.x % 32;
-  const int64_t piece = int64_t{blockIdx.x} * kBlockWarps + threadIdx.x / 32;
-  const int pieces = p.k / kHadamardBlock;  // of a row
-  const int64_t row = piece / pieces;       // over all slabs
+  const unsigned piece = blockIdx.x * kBlockWarps + threadIdx.x / 32;
+  const unsigned pieces = p.k / kHadamardBlock;  // of a row
+  const unsigned row = piece / pieces;           // over all slabs
   ptx::allow_next_launch();
   if (row >= int64_t{p.num_slabs} * p.rows) return;
   const int column = static_cast<int>(piece % pieces) * kHadamardBlock + 4 * lane;
-  const int64_t scale = row / p.rows * p.k + column;
+  const int64_t scale = int64_t{row / p.rows} * p.k + column;
 
   float pre[4] = {1.0f, 1.0f, 1.0f, 1.0f};
   float post[4] = {1.0f, 1.0f, 1.0f, 1.0f};
@@ -27,8 +27,8 @@ __global__ void __launch_bounds__(kBlockThreads) transform_kernel(TransformParam
   if (p.post != nullptr) load_scales(p.post + scale, post);
   ptx::wait_for_previous_launch();
   float values[4];
-  load_four(p.x, row % p.rows * p.width + column, p.width - column, p.width % 4 == 0,
-            p.x_type, values);
+  load_four(p.x, int64_t{row % p.rows} * p.width + column, p.width - column,
+            p.width % 4 == 0, p.x_type, values);
 #pragma unroll
   for (int i = 0; i < 4; ++i) values[i] *= pre[i];
   hadamard_128(values, lane);
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kBlockThreads) transform_kernel(TransformParam
     values[i] *= kHadamardScale * post[i];
     if (p.out_type == ElementType::kFloat16) values[i] = clamp_to_half(values[i]);
   }
-  store_four(p.out, row * p.k + column, true, p.out_type, values);
+  store_four(p.out, int64_t{row} * p.k + column, true, p.out_type, values);
 }
 
 }  // namespace exl3
