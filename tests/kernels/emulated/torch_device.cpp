@@ -66,8 +66,7 @@ Device::~Device() {
 
 Stream Device::stream() const {
   // The last buffer: what is in none of the others.
-  current_->device.memory.add("an input", nullptr, size_t{1} << 62,
-                              emu::Access::kRead);
+  current_->device.memory.add("an input", nullptr, size_t{1} << 62, emu::Access::kRead);
   return nullptr;
 }
 
@@ -87,7 +86,5 @@ void* Device::workspace(const char*, int64_t index, size_t bytes) const {
              emu::Access::kUninitialized);
   return memory.data;
 }
-
-void set_workspace(const torch::stable::Tensor&, int64_t) {}
 
 }  // namespace exl3::ops

@@ -41,7 +41,7 @@ def load() -> None:
     target = CACHE / f"torch_ops-{kernels.stem}.so"
     if not target.exists() or target.stat().st_mtime < newest:
         command = ["g++", "-shared", "-std=c++17", "-O1", "-fPIC", "-Wall", "-Werror"]
-        command += ["-DEXL3_EMU", "-DEXL3_OPS_DEVICE=CPU"]
+        command += ["-fvisibility=hidden", "-DEXL3_EMU", "-DEXL3_OPS_DEVICE=CPU"]
         command += [f"-DTORCH_TARGET_VERSION={_OLDEST_TORCH}"]
         command += [f"-I{CSRC}", f"-I{ROOT}", "-isystem", include_paths()[0]]
         command += [str(path) for path in (*sources, kernels)]
