@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#if defined(__x86_64__)
+#if defined(EMU_SWITCH_IN_ASSEMBLY)
 
 extern "C" void emu_fiber_switch(void** save, void* load);
 

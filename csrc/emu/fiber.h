@@ -6,7 +6,10 @@
 
 #include <cstddef>
 
-#if !defined(__x86_64__)
+// EMU_UCONTEXT asks for what other processors use.
+#if defined(__x86_64__) && !defined(EMU_UCONTEXT)
+#define EMU_SWITCH_IN_ASSEMBLY
+#else
 #include <ucontext.h>
 #endif
 
@@ -22,7 +25,7 @@ class Fiber {
   static void switch_to(Fiber& from, Fiber& to);
 
  private:
-#if defined(__x86_64__)
+#if defined(EMU_SWITCH_IN_ASSEMBLY)
   void* stack_pointer_ = nullptr;
 #else
   ucontext_t context_{};  // slower (a system call a switch), but runs anywhere

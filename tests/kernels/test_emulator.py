@@ -50,7 +50,11 @@ CORRECT = ("the same, waited for", "what a block hands to the last one")
 
 @pytest.fixture(scope="module")
 def small() -> ctypes.CDLL:
-    build = library("small", [Source(HERE / "small_kernels.cpp")])
+    return load([])
+
+
+def load(defines: list[str]) -> ctypes.CDLL:
+    build = library("small", [Source(HERE / "small_kernels.cpp")], defines)
     loaded = ctypes.CDLL(str(build))
     loaded.run_small_case.restype = ctypes.c_char_p
     loaded.run_reverse.restype = ctypes.c_char_p
@@ -77,6 +81,15 @@ def test_correct(small: ctypes.CDLL, name: str, schedule: int) -> None:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_the_example_of_the_page(small: ctypes.CDLL, schedule: int) -> None:
     assert small.run_reverse(schedule) is None
+
+
+def test_without_the_switch_in_assembly() -> None:
+    """As on processors other than x86-64."""
+    portable = load(["EMU_UCONTEXT"])
+    assert portable.run_reverse(3) is None
+    assert portable.run_small_case(b"what a block hands to the last one", 3) is None
+    found = portable.run_small_case(b"a write after a read, no barrier", 0)
+    assert found.startswith(b"race")
 
 
 def test_a_fault_names_the_place_block_and_thread(small: ctypes.CDLL) -> None:
