@@ -10,26 +10,14 @@
 #include <dlfcn.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/accelerator.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/headeronly/core/ScalarType.h>
 
-#include <map>
-#include <mutex>
-#include <utility>
-
-#include "exl3/launch/linear.h"
-#include "exl3/launch/moe.h"
+#include "exl3/torch/cuda_workspace.h"
 
 namespace exl3::ops {
 namespace {
 
-using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using torch::stable::accelerator::DeviceGuard;
-
-// All ops find their counters at the workspace's start.
-static_assert(kCounterBytes == kMoeCounterBytes);
-constexpr size_t kWorkspaceAlignment = 256;
 
 // torch's current stream is in libtorch_cuda, which a CPU build of torch lacks. So it
 // is looked up and not linked, and this library loads beside either.
@@ -44,22 +32,6 @@ GetStream find_get_stream() {
   STD_TORCH_CHECK(function != nullptr,
                   "exl3: this build of torch has no CUDA; install one that has");
   return reinterpret_cast<GetStream>(function);
-}
-
-struct Registry {
-  std::mutex mutex;
-  std::map<std::pair<int32_t, int64_t>, Tensor> workspaces;  // by device and index
-};
-
-// Never destroyed: when the process ends, torch may be gone before.
-Registry& registry() {
-  static auto& instance = *new Registry;
-  return instance;
-}
-
-void check_index(const char* op, int64_t index) {
-  STD_TORCH_CHECK(index >= 0 && index < kWorkspaces, "exl3::", op, ": workspace is ",
-                  index, "; there are 0 to ", kWorkspaces - 1);
 }
 
 }  // namespace
@@ -92,39 +64,7 @@ int Device::multiprocessors() const {
 }
 
 void* Device::workspace(const char* op, int64_t index, size_t bytes) const {
-  check_index(op, index);
-  Registry& all = registry();
-  const std::lock_guard<std::mutex> lock(all.mutex);
-  const auto found = all.workspaces.find({current_->index, index});
-  const int64_t given = found == all.workspaces.end() ? 0 : found->second.numel();
-  STD_TORCH_CHECK(static_cast<int64_t>(bytes) <= given, "exl3::", op, ": workspace ",
-                  index, " of cuda:", current_->index, " has ", given, " bytes; ",
-                  bytes, " are needed: reserve them by exl3.workspace, when loading");
-  return found->second.mutable_data_ptr();
-}
-
-void set_workspace(const Tensor& workspace, int64_t index) {
-  check_index("set_workspace", index);
-  STD_TORCH_CHECK(
-      workspace.scalar_type() == ScalarType::Byte && workspace.dim() == 1 &&
-          workspace.is_contiguous() &&
-          reinterpret_cast<uintptr_t>(workspace.const_data_ptr()) %
-                  kWorkspaceAlignment ==
-              0,
-      "exl3::set_workspace: pass a contiguous uint8 tensor [bytes] that begins at a "
-      "multiple of ",
-      kWorkspaceAlignment, " bytes");
-  STD_TORCH_CHECK(workspace.numel() >= static_cast<int64_t>(kCounterBytes),
-                  "exl3::set_workspace: ", workspace.numel(), " bytes; at least ",
-                  kCounterBytes, " are needed");
-  // The kernels leave the counters as they found them.
-  Tensor whole = workspace;
-  Tensor counters =
-      torch::stable::narrow(whole, 0, 0, static_cast<int64_t>(kCounterBytes));
-  torch::stable::zero_(counters);
-  Registry& all = registry();
-  const std::lock_guard<std::mutex> lock(all.mutex);
-  all.workspaces.insert_or_assign({workspace.get_device_index(), index}, workspace);
+  return find_workspace(op, current_->index, index, bytes);
 }
 
 }  // namespace exl3::ops

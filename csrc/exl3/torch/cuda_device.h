@@ -31,9 +31,9 @@ class Device {
   std::unique_ptr<Current> current_;
 };
 
-// The memory that ops called with this index work in: contiguous uint8 [bytes]. Ops of
-// one index must run one after another; those of two may overlap.
-constexpr int64_t kWorkspaces = 8;
-void set_workspace(const torch::stable::Tensor& workspace, int64_t index);
+// More rows are worked on in parts of so many, which keeps the workspace small. A part
+// fills the largest GPU several times over.
+constexpr int64_t kRowsAtOnce = 2048;
+constexpr int64_t kTokensAtOnce = 1024;  // of routed experts
 
 }  // namespace exl3::ops

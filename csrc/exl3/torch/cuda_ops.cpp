@@ -27,12 +27,9 @@ using exl3::LinearPlan;
 using exl3::MoeParams;
 using exl3::MoePlan;
 using exl3::ops::Device;
+using exl3::ops::kRowsAtOnce;
+using exl3::ops::kTokensAtOnce;
 using exl3::ops::Tensor;
-
-// More rows are worked on in parts of so many, which keeps the workspace small. A part
-// fills the largest GPU several times over.
-constexpr int64_t kRowsAtOnce = 2048;
-constexpr int64_t kTokensAtOnce = 1024;  // of routed experts
 
 int64_t element_bytes(exl3::ElementType type) {
   return type == exl3::ElementType::kFloat32 ? 4 : 2;
@@ -74,48 +71,10 @@ Tensor linear(const Tensor& x, const Tensor& trellis, const Tensor& suh,
     const LinearPlan plan =
         exl3::choose_plan(part, device.multiprocessors(), batch_invariant);
     const size_t bytes = exl3::workspace_bytes(part, plan);
-    exl3::linear(part, plan, device.workspace("linear", workspace, bytes),
-                 device.stream());
+    void* memory = device.workspace("linear", workspace, bytes);
+    exl3::linear(part, plan, memory, device.stream());
   }
   return call.out;
-}
-
-// A call of `linear` without its tensors: all that plans depend on.
-LinearArguments without_tensors(int64_t rows, int64_t k,
-                                const std::vector<int64_t>& shards) {
-  LinearArguments call{};
-  call.rows = static_cast<int>(rows);
-  call.k = static_cast<int>(k);
-  for (size_t i = 0; i + 4 < shards.size(); i += 5) {
-    call.shards.push_back({static_cast<int>(shards[i]), static_cast<int>(shards[i + 1]),
-                           static_cast<int>(shards[i + 2]),
-                           static_cast<int>(shards[i + 3]),
-                           static_cast<exl3::Codebook>(shards[i + 4])});
-  }
-  return call;
-}
-
-std::vector<int64_t> linear_plan(int64_t rows, int64_t k,
-                                 const std::vector<int64_t>& shards,
-                                 int64_t multiprocessors, bool batch_invariant) {
-  const LinearPlan plan =
-      exl3::choose_plan(without_tensors(std::min(rows, kRowsAtOnce), k, shards),
-                        static_cast<int>(multiprocessors), batch_invariant);
-  return {plan.block_rows, plan.splits};
-}
-
-int64_t linear_workspace(int64_t rows, int64_t k, const std::vector<int64_t>& shards,
-                         int64_t multiprocessors) {
-  LinearArguments call = without_tensors(0, k, shards);
-  size_t most = 0;
-  for (call.rows = 1; call.rows <= std::min(rows, kRowsAtOnce); ++call.rows) {
-    for (const bool batch_invariant : {false, true}) {
-      const LinearPlan plan =
-          exl3::choose_plan(call, static_cast<int>(multiprocessors), batch_invariant);
-      most = std::max(most, exl3::workspace_bytes(call, plan));
-    }
-  }
-  return static_cast<int64_t>(most);
 }
 
 Tensor moe(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weights,
@@ -161,29 +120,10 @@ Tensor moe(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weights,
     const MoePlan plan =
         exl3::choose_moe_plan(part, device.multiprocessors(), batch_invariant);
     const size_t bytes = exl3::moe_workspace_bytes(part, plan);
-    exl3::moe(part, plan, device.workspace("moe", workspace, bytes), device.stream());
+    void* memory = device.workspace("moe", workspace, bytes);
+    exl3::moe(part, plan, memory, device.stream());
   }
   return call.out;
-}
-
-int64_t moe_workspace(int64_t tokens, int64_t top_k, int64_t hidden,
-                      int64_t intermediate, int64_t virtual_experts, int64_t slices,
-                      int64_t multiprocessors) {
-  MoeParams call{};
-  call.top_k = static_cast<int>(top_k);
-  call.hidden = static_cast<int>(hidden);
-  call.intermediate = static_cast<int>(intermediate);
-  call.local_experts = static_cast<int>(virtual_experts / slices);
-  call.slices = static_cast<int>(slices);
-  size_t most = 0;
-  for (call.tokens = 1; call.tokens <= std::min(tokens, kTokensAtOnce); ++call.tokens) {
-    for (const bool batch_invariant : {false, true}) {
-      const MoePlan plan = exl3::choose_moe_plan(
-          call, static_cast<int>(multiprocessors), batch_invariant);
-      most = std::max(most, exl3::moe_workspace_bytes(call, plan));
-    }
-  }
-  return static_cast<int64_t>(most);
 }
 
 Tensor dequant(const Tensor& trellis, const std::optional<Tensor>& suh,
@@ -215,11 +155,6 @@ Tensor hadamard(const Tensor& x, const std::optional<Tensor>& pre,
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(exl3, m) {
-  m.def("set_workspace(Tensor workspace, int index) -> ()");
-  m.def("linear_workspace(int rows, int k, int[] shards, int multiprocessors) -> int");
-}
-
 // The emulator's build names another device: the CPU.
 #if !defined(EXL3_OPS_DEVICE)
 #define EXL3_OPS_DEVICE CUDA
@@ -229,11 +164,4 @@ STABLE_TORCH_LIBRARY_IMPL(exl3, EXL3_OPS_DEVICE, m) {
   m.impl("moe", TORCH_BOX(&moe));
   m.impl("dequant", TORCH_BOX(&dequant));
   m.impl("hadamard", TORCH_BOX(&hadamard));
-  m.impl("set_workspace", TORCH_BOX(&exl3::ops::set_workspace));
-}
-
-STABLE_TORCH_LIBRARY_IMPL(exl3, CompositeExplicitAutograd, m) {
-  m.impl("linear_workspace", TORCH_BOX(&linear_workspace));
-  m.impl("moe_workspace", TORCH_BOX(&moe_workspace));
-  m.impl("linear_plan", TORCH_BOX(&linear_plan));
 }

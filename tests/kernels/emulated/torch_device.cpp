@@ -2,7 +2,7 @@
 // SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
 //
 // exl3::ops::Device for torch tensors on the CPU: a small GPU, run by the emulator. The
-// result and the workspace are checked to the byte; everything else may be read only.
+// result and the workspace are checked to the byte; all other memory may be read.
 #include <torch/csrc/stable/tensor.h>
 
 #include <cstring>
@@ -45,14 +45,20 @@ size_t bytes_of(const torch::stable::Tensor& tensor) {
 
 struct Device::Current {
   emu::Device device;
-  std::map<int64_t, Memory> workspaces;  // by index; of this op alone
+  std::map<int64_t, Memory> workspaces;   // by index; of this op alone
+  std::map<const char*, size_t> written;  // what else than reading is allowed: bytes
+  bool complete = false;
+
+  void add(const char* name, char* data, size_t bytes, emu::Access access) {
+    device.memory.add(name, data, bytes, access);
+    written[data] = bytes;
+  }
 };
 
 Device::Device(const torch::stable::Tensor& result) : current_(new Current) {
-  emu::GlobalMemory& memory = current_->device.memory;
   torch::stable::Tensor out = result;
-  memory.add("result", out.mutable_data_ptr(), bytes_of(result),
-             emu::Access::kUninitialized);
+  current_->add("result", static_cast<char*>(out.mutable_data_ptr()), bytes_of(result),
+                emu::Access::kUninitialized);
 }
 
 Device::~Device() {
@@ -65,8 +71,19 @@ Device::~Device() {
 }
 
 Stream Device::stream() const {
-  // The last buffer: what is in none of the others.
-  current_->device.memory.add("an input", nullptr, size_t{1} << 62, emu::Access::kRead);
+  if (current_->complete) return nullptr;
+  current_->complete = true;
+  // All that lies between what may be written. Addresses have 47 bits.
+  uintptr_t begin = 0;
+  const auto input = [&](uintptr_t end) {
+    current_->device.memory.add("an input", reinterpret_cast<void*>(begin), end - begin,
+                                emu::Access::kRead);
+  };
+  for (const auto& [data, bytes] : current_->written) {
+    input(reinterpret_cast<uintptr_t>(data));
+    begin = reinterpret_cast<uintptr_t>(data) + bytes;
+  }
+  input(uintptr_t{1} << 47);
   return nullptr;
 }
 
@@ -80,10 +97,9 @@ void* Device::workspace(const char*, int64_t index, size_t bytes) const {
     throw std::runtime_error("a later part of an op needs more than the first");
   }
   Memory& memory = all.try_emplace(index, bytes).first->second;
-  emu::GlobalMemory& global = current_->device.memory;
-  global.add("counters", memory.data, kCounterBytes, emu::Access::kReadWrite);
-  global.add("workspace", memory.data + kCounterBytes, bytes - kCounterBytes,
-             emu::Access::kUninitialized);
+  current_->add("counters", memory.data, kCounterBytes, emu::Access::kReadWrite);
+  current_->add("workspace", memory.data + kCounterBytes, bytes - kCounterBytes,
+                emu::Access::kUninitialized);
   return memory.data;
 }
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch.utils.cpp_extension import TORCH_LIB_PATH, include_paths
 
+import exl3.ops  # noqa: F401  (registers the CPU's ops, which these replace)
 from tests.kernels.emulated.build import (
     BLOCK_ROWS,
     CACHE,
