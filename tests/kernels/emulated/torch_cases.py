@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
+"""Calls of the ops that cuda_ops.cpp must get right, by the CPU's ops and emulated.
+
+    python -m tests.kernels.emulated.torch_cases
+
+A process of its own: the emulated ops take the place of the CPU's. It prints, by case,
+the error of the emulated result relative to the CPU's.
+"""
+
+import json
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from benchmarks.device.correctness import relative_error, run_moe
+from benchmarks.device.layers import (
+    Experts,
+    Matrix,
+    random_experts,
+    random_matrix,
+    random_scales,
+)
+from exl3 import ops
+
+CPU = torch.device("cpu")
+
+
+def linear(
+    x: Tensor,
+    *matrices: Matrix,
+    columns: list[tuple[int, int]] | None = None,
+    bias: Tensor | None = None,
+    batch_invariant: bool = False,
+    workspace: int = 0,
+) -> Tensor:
+    """The op on matrices side by side; columns are (skip, keep) of each."""
+    columns = columns or [(0, matrix.n) for matrix in matrices]
+    return ops.linear(
+        x,
+        torch.cat([matrix.trellis for matrix in matrices]),
+        torch.cat([matrix.suh for matrix in matrices]),
+        torch.cat([matrix.svh for matrix in matrices]),
+        bias,
+        [
+            number
+            for m, (skip, keep) in zip(matrices, columns)
+            for number in (m.n, skip, keep, m.words, m.codebook)
+        ],
+        exact=True,
+        batch_invariant=batch_invariant,
+        workspace=workspace,
+    )
+
+
+def matrix(k: int, n: int, words: int, codebook: int) -> Matrix:
+    return random_matrix(k, n, words, codebook, CPU)
+
+
+def rows_beyond_one_part() -> Tensor:
+    return linear(torch.randn(2050, 128), matrix(128, 128, 64, 1))
+
+
+def split_k() -> Tensor:
+    return linear(torch.randn(3, 2048), matrix(2048, 128, 48, 2))
+
+
+def a_batch_of_one_or_many() -> Tensor:
+    m, x = matrix(1024, 128, 64, 1), torch.randn(40, 1024)
+    whole = linear(x, m, batch_invariant=True)
+    for row in (0, 39):
+        alone = linear(x[row : row + 1], m, batch_invariant=True)
+        assert torch.equal(alone[0], whole[row])
+    return whole
+
+
+def shards_of_several_kinds() -> Tensor:
+    shards = [matrix(256, 256, 64, 1), matrix(256, 128, 40, 2), matrix(256, 384, 48, 0)]
+    columns = [(0, 256), (5, 100), (130, 254)]
+    bias = torch.randn(610, dtype=torch.bfloat16)
+    x = torch.randn(9, 256, dtype=torch.bfloat16)
+    return linear(x, *shards, columns=columns, bias=bias)
+
+
+def narrow_strided_and_batched() -> Tensor:
+    x = torch.randn(2, 3, 200, dtype=torch.float16)[..., 50:150]
+    return linear(x, matrix(128, 128, 96, 1), workspace=7)
+
+
+def no_rows() -> Tensor:
+    return linear(torch.randn(0, 128), matrix(128, 128, 64, 1))
+
+
+def hadamard() -> Tensor:
+    pre, post = random_scales(384, device=CPU), random_scales(384, device=CPU)
+    return ops.hadamard(torch.randn(2, 5, 384), pre, post)
+
+
+def dequant() -> Tensor:
+    m = matrix(256, 128, 56, 2)
+    return ops.dequant(m.trellis, m.suh[0], m.svh, m.k, m.n, m.words, m.codebook)
+
+
+def experts(count: int, hidden: int = 256, intermediate: int = 128) -> Experts:
+    words = [16 * (3, 4, 2, 6)[e % 4] for e in range(count)]
+    return random_experts(hidden, intermediate, words, 1, CPU)
+
+
+def moe(
+    layer: Experts,
+    x: Tensor,
+    ids: Tensor,
+    slices: int = 1,
+    expert_map: Tensor | None = None,
+    limit: float = math.inf,
+) -> Tensor:
+    weights = torch.rand(ids.shape)
+    return ops.moe(
+        x,
+        ids,
+        weights,
+        layer.w13,
+        layer.w2,
+        layer.table,
+        layer.suh13,
+        layer.svh13,
+        layer.suh2,
+        layer.svh2,
+        slices,
+        expert_map,
+        limit=limit,
+        exact=True,
+    )
+
+
+def experts_of_several_bits() -> Tensor:
+    ids = torch.stack([torch.randperm(5)[:2] for _ in range(9)])
+    return run_moe(experts(5), torch.randn(9, 256), ids, torch.rand(9, 2))
+
+
+def slices_and_a_limit() -> Tensor:
+    ids = torch.stack([torch.randperm(3)[:2] for _ in range(5)]).int()
+    x = torch.randn(5, 256, dtype=torch.bfloat16)
+    return moe(experts(6), x, ids, slices=2, limit=0.7)
+
+
+def an_expert_map_and_narrow_tokens() -> Tensor:
+    ids = torch.tensor([[0, 5], [3, -1], [2, 4], [1, 1]])
+    table = torch.tensor([-1, 1, 0, -1, -1, 2], dtype=torch.int32)
+    return moe(experts(3), torch.randn(4, 200), ids, expert_map=table)
+
+
+def tokens_beyond_one_part() -> Tensor:
+    ids = torch.randint(0, 4, (1030, 1))
+    return moe(experts(4, 128, 128), torch.randn(1030, 128), ids)
+
+
+def no_tokens() -> Tensor:
+    return moe(experts(3), torch.randn(0, 256), torch.zeros(0, 2, dtype=torch.long))
+
+
+CASES: dict[str, Callable[[], Tensor]] = {
+    case.__name__: case
+    for case in (
+        rows_beyond_one_part,
+        split_k,
+        a_batch_of_one_or_many,
+        shards_of_several_kinds,
+        narrow_strided_and_batched,
+        no_rows,
+        hadamard,
+        dequant,
+        experts_of_several_bits,
+        slices_and_a_limit,
+        an_expert_map_and_narrow_tokens,
+        tokens_beyond_one_part,
+        no_tokens,
+    )
+}
+
+
+def run_all() -> dict[str, Tensor]:
+    """The same inputs whenever it is called."""
+    results = {}
+    for name, case in CASES.items():
+        torch.manual_seed(len(name))
+        results[name] = case()
+    return results
+
+
+def main() -> None:
+    from tests.kernels.emulated import torch_ops
+
+    wanted = run_all()
+    torch_ops.load()
+    errors = {}
+    for name, got in run_all().items():
+        assert got.shape == wanted[name].shape and got.dtype == wanted[name].dtype
+        whole = got.numel() == 0
+        errors[name] = 0.0 if whole else relative_error(got, wanted[name].double())
+    print(json.dumps(errors))
+
+
+if __name__ == "__main__":
+    main()
