@@ -39,7 +39,10 @@ BUILD = REPO / "build"
 
 def wants_cuda() -> bool:
     """Whether the ops get their CUDA kernels: EXL3_CUDA says, else the target."""
-    return os.environ.get("EXL3_CUDA", "1" if TARGET == "cuda" else "0") == "1"
+    said = os.environ.get("EXL3_CUDA", "1" if TARGET == "cuda" else "0")
+    if said not in ("0", "1"):
+        raise SystemExit(f"error: EXL3_CUDA={said!r}: write 1 or 0")
+    return said == "1"
 
 
 class ComposeFork(build_py):

@@ -1,40 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
 #
-# The CUDA kernels of exl3/_C: which GPUs they are compiled for, and their sources.
-#
-# TORCH_CUDA_ARCH_LIST chooses the GPUs, in PyTorch's spelling: "9.0a;12.0f", also with
-# spaces; "+PTX" behind one adds code that later GPUs can translate.
+# The CUDA kernels of exl3/_C.
 
-# One build serves all: f stands for a family (10.3 runs 10.0f, 12.1 runs 12.0f).
-set(architectures 8.0 8.6 8.9 9.0a 10.0f 12.0f)
-if(NOT "$ENV{TORCH_CUDA_ARCH_LIST}" STREQUAL "")
-  string(REGEX MATCHALL "[^ ;,]+" architectures "$ENV{TORCH_CUDA_ARCH_LIST}")
-endif()
-set(gencode "")
-foreach(architecture ${architectures})
-  if(NOT architecture MATCHES "^([0-9]+)\\.([0-9][af]?)(\\+PTX)?$")
-    message(FATAL_ERROR "TORCH_CUDA_ARCH_LIST: '${architecture}' is no architecture; "
-                        "write numbers, such as \"8.0;9.0a;12.0f+PTX\"")
-  endif()
-  set(number ${CMAKE_MATCH_1}${CMAKE_MATCH_2})
-  set(ptx ${CMAKE_MATCH_3})
-  if(CMAKE_MATCH_1 LESS 8)
-    message(FATAL_ERROR "TORCH_CUDA_ARCH_LIST: ${architecture}: the kernels need "
-                        "tensor cores of 8.0 or newer")
-  endif()
-  list(APPEND gencode "-gencode=arch=compute_${number},code=sm_${number}")
-  if(ptx)
-    list(APPEND gencode "-gencode=arch=compute_${number},code=compute_${number}")
-  endif()
-endforeach()
-
+include(${CMAKE_CURRENT_LIST_DIR}/cuda_architectures.cmake)
 include(CheckLanguage)
 set(CMAKE_CUDA_ARCHITECTURES OFF) # ours are in the flags, by -gencode
 check_language(CUDA)
 if(NOT CMAKE_CUDA_COMPILER)
-  message(FATAL_ERROR "there is no nvcc to compile the CUDA kernels with; "
-                      "put CUDA's bin folder on PATH, or name nvcc by CUDACXX")
+  message(FATAL_ERROR "there is no nvcc to compile the CUDA kernels with; put CUDA's bin "
+                      "folder on PATH, name nvcc by CUDACXX, or set EXL3_CUDA=0")
 endif()
 enable_language(CUDA)
 if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.9)
@@ -81,5 +56,7 @@ endforeach()
 
 # The runtime is linked in, so that the library loads where there is no GPU, and with
 # any build of torch.
-find_package(CUDAToolkit REQUIRED)
-target_link_libraries(exl3_ops PRIVATE CUDA::cudart_static)
+find_library(cudart cudart_static HINTS ${CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES} REQUIRED)
+target_link_libraries(exl3_ops PRIVATE ${cudart} dl pthread rt)
+target_include_directories(exl3_ops SYSTEM PRIVATE
+                           ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})

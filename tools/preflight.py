@@ -126,6 +126,14 @@ def build_problems(facts: dict, venv: Path) -> "list[str]":
             f"C++ compiler: found no {compiler}; install g++ (Debian, Ubuntu: apt "
             "install g++), or name one: CXX=clang++ make ..."
         )
+    target = os.environ.get("VLLM_TARGET_DEVICE")
+    kernels = os.environ.get("EXL3_CUDA", "1" if target == "cuda" else "0") == "1"
+    nvcc = os.environ.get("CUDACXX") or "nvcc"
+    if kernels and not shutil.which(nvcc):
+        problems.append(
+            f"CUDA compiler: found no {nvcc}; put CUDA's bin folder on PATH, name it: "
+            "CUDACXX=/path/to/nvcc make ..., or go without kernels: EXL3_CUDA=0"
+        )
     if is_supported(facts) and not facts["headers"]:
         problems.append(
             f"Python headers: {facts['path']} has no Python.h; install them (Debian, "

@@ -109,6 +109,18 @@ def test_missing_compiler(tmp_path, monkeypatch, cxx, named):
     assert f"found no {named}" in only_problem(GOOD, tmp_path)
 
 
+def test_missing_cuda_compiler(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDACXX", str(tmp_path / "nvcc"))
+    monkeypatch.setenv("VLLM_TARGET_DEVICE", "cuda")
+    monkeypatch.delenv("EXL3_CUDA", raising=False)
+    assert f"found no {tmp_path}/nvcc" in only_problem(GOOD, tmp_path)
+    monkeypatch.setenv("EXL3_CUDA", "0")
+    assert preflight.build_problems(GOOD, tmp_path) == []
+    monkeypatch.setenv("VLLM_TARGET_DEVICE", "empty")
+    monkeypatch.setenv("EXL3_CUDA", "1")
+    assert "CUDA compiler" in only_problem(GOOD, tmp_path)
+
+
 def test_missing_headers(tmp_path):
     problem = only_problem({**GOOD, "headers": False}, tmp_path)
     assert "/py has no Python.h" in problem
