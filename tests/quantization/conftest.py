@@ -23,10 +23,11 @@ def default_dtype():
 @pytest.fixture
 def as_rank(monkeypatch) -> Callable[[int, int], None]:
     """Has the layers that are built next belong to a rank of so many."""
+    from vllm.model_executor import parameter
     from vllm.model_executor.layers import linear, vocab_parallel_embedding
 
     def be(rank: int, size: int) -> None:
-        for module in (linear, vocab_parallel_embedding):
+        for module in (linear, parameter, vocab_parallel_embedding):
             monkeypatch.setattr(module, "get_tensor_model_parallel_rank", lambda: rank)
             monkeypatch.setattr(
                 module, "get_tensor_model_parallel_world_size", lambda: size

@@ -104,7 +104,7 @@ class DenseModules:
                 "model?"
             )
         weight = ops.dequant(
-            parts[TRELLIS].transpose(0, 1).contiguous(),
+            parts[TRELLIS].transpose(0, 1).flatten(),
             parts[INPUT],
             parts[OUTPUT],
             matrix.in_features,
