@@ -43,11 +43,12 @@ def resolve_config(
         except FileError:  # upstream may read it all the same
             if declared:
                 raise
+    if not (plan.is_exl3 or (declared and folder is None)):
+        return
+    if folder is not None:
         # What is compiled for one checkpoint must not be taken for another one in its
         # place, and vLLM's cache of compiled graphs is keyed by the config.
         stamp["files"] = _digest(folder)
-    if not (plan.is_exl3 or (declared and folder is None)):
-        return
     text = config.get_text_config()
     for part in {id(config): config, id(text): text}.values():
         part.quantization_config = dict(stamp)
