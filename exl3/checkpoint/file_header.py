@@ -21,6 +21,7 @@ from exl3.format.errors import FileError
 MAX_HEADER_BYTES = 100_000_000
 MAX_DIMENSIONS = 8
 MAX_NAME_LENGTH = 1000
+MAX_DTYPE_LENGTH = 20
 #: Bits of an element. A file may have types that are newer than this list.
 DTYPE_BITS = {
     "BOOL": 8,
@@ -85,7 +86,7 @@ def read_header(file: Path) -> Iterator[TensorHeader]:
         if found is None:
             found = known[dtype, shape] = _checked(where, name, entry)
         dtype, shape, size = found
-        if type(begin) is not int or type(end) is not int or not 0 <= begin <= end:
+        if not (type(begin) is type(end) is int and 0 <= begin <= end < 2**63):
             raise _damaged(where, name, entry)
         if size is not None and end - begin != size:
             raise FileError(
@@ -133,6 +134,7 @@ def _checked(
     dtype, shape = entry["dtype"], entry["shape"]
     if (
         not isinstance(dtype, str)
+        or not (dtype.isprintable() and len(dtype) <= MAX_DTYPE_LENGTH)
         or not isinstance(shape, list)
         or len(shape) > MAX_DIMENSIONS
         or not all(type(size) is int and 0 <= size < 2**48 for size in shape)

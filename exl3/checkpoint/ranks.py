@@ -158,7 +158,7 @@ class InnerCut(NamedTuple):
     module: str
     dimension: str  # "in-features" or "out-features"
     features: int  # as stored
-    legal: list[int]  # sizes that cut it between blocks
+    legal: list[int]  # sizes that fit the checkpoint and cut this between blocks
 
 
 def inner_cuts(
@@ -169,6 +169,7 @@ def inner_cuts(
     They are served, and a block that two ranks touch is computed by both.
     """
     heads = _kv_heads(text_config(config))
+    legal = legal_sizes(plan, config)
     found = []
     for module, matrix in plan.linears.items():
         name = module.rpartition(".")[2]
@@ -179,10 +180,14 @@ def inner_cuts(
         else:
             continue
         # Several ranks may hold the same head of keys and values.
-        most = heads if heads is not None and name in ("k_proj", "v_proj") else size
-        if features % (HADAMARD * min(size, most)):
-            legal = [n for n in _SIZES if features % (HADAMARD * min(n, most)) == 0]
-            found.append(InnerCut(module, dimension, features, legal))
+        most = heads if name in ("k_proj", "v_proj") and heads else MAX_SIZE
+
+        def is_between(size: int, features: int = features, most: int = most) -> bool:
+            return features % (HADAMARD * min(size, most)) == 0
+
+        if not is_between(size):
+            fit = [n for n in legal if is_between(n)]
+            found.append(InnerCut(module, dimension, features, fit))
     return found
 
 
