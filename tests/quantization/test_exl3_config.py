@@ -181,7 +181,9 @@ def test_names_of_a_layers_modules(rng):
         names[5]
     ]
     assert config.stored_names("model.layers.0.self_attn.o_proj") == []
-    with pytest.raises(TensorError, match=r"q_a_proj: EXL3, but .*kv_a_proj_with_mqa"):
+    with pytest.raises(
+        TensorError, match=r"q_a_proj: EXL3, but the rest of .*fused_qkv_a_proj"
+    ):
         config.stored_names("model.layers.0.self_attn.fused_qkv_a_proj")
 
 

@@ -57,12 +57,13 @@ class _Tensors:
     def __init__(self, model: nn.Module, quant_config: Exl3Config):
         self.plan: CheckpointPlan = quant_config.plan
         self.arrivals = Arrivals()
-        self.linears: dict[str, tuple[nn.Module, Exl3LinearMethod]] = {}
+        self.linears: dict[str, list[tuple[nn.Module, Exl3LinearMethod]]] = {}
         self.experts: dict[str, tuple[nn.Module, Exl3ExpertsMethod]] = {}
         for module in model.modules():
             method = getattr(module, "quant_method", None)
             if isinstance(method, Exl3LinearMethod):
-                self.linears.update(dict.fromkeys(method.matrices, (module, method)))
+                for name in method.matrices:
+                    self.linears.setdefault(name, []).append((module, method))
             elif isinstance(method, Exl3ExpertsMethod):
                 self.experts[method.name] = module, method
         self.dense = DenseModules(model, quant_config)
@@ -80,7 +81,8 @@ class _Tensors:
                 part = PROJECTION_OF[projection]
                 self._place_expert(experts, expert, part, rank, field, name, tensor)
             elif module not in self.plan.linears:
-                yield name, tensor
+                if not self.plan.is_superseded(name):
+                    yield name, tensor
             elif module in self.linears:
                 yield from self._place_linear(module, field, name, tensor)
             elif module in self.dense and field in PARTS:
@@ -106,18 +108,19 @@ class _Tensors:
     ) -> Iterator[tuple[str, torch.Tensor]]:
         if field not in PARTS:  # a dense weight that the trellis took the place of
             return
-        layer, method = self.linears[module]
         self.arrivals.add(module, field, name)
-        if PARTS[field] == BIAS:
-            if getattr(layer, "bias", None) is None:
-                raise TensorError(
-                    f"{name}: the model has no bias there; is this the config of "
-                    "another model?"
-                )
-            # Stored with the padding of its matrix.
-            yield name, tensor[: method.out_features[module]]
-        else:
-            method.load(module, field, tensor)
+        if PARTS[field] != BIAS:
+            for layer, method in self.linears[module]:
+                method.load(layer, module, field, tensor)
+            return
+        layer, method = self.linears[module][0]
+        if getattr(layer, "bias", None) is None:
+            raise TensorError(
+                f"{name}: the model has no bias there; is this the config of another "
+                "model?"
+            )
+        # Stored with the padding of its matrix.
+        yield name, tensor[: method.out_features[module]]
 
     def _place_expert(
         self,
