@@ -94,15 +94,20 @@ def read_header(file: Path) -> Iterator[TensorHeader]:
                 f"bytes, but its data_offsets give it {end - begin}; the file is "
                 "damaged, fetch it again"
             )
-        if len(name) > MAX_NAME_LENGTH or not name.isprintable():
-            raise FileError(
-                f"{where}: has a tensor with the name {brief(name)}; expected at most "
-                f"{MAX_NAME_LENGTH} printable characters"
-            )
+        check_name(name, where)
         spans.append((begin, end, name))
         headers.append(TensorHeader(name, dtype, shape, where))
     _check_spans(where, spans, num_bytes)
     return iter(headers)
+
+
+def check_name(name: str, where: str) -> None:
+    """Refuses a tensor's name that cannot stand in a line of text."""
+    if len(name) > MAX_NAME_LENGTH or not name.isprintable():
+        raise FileError(
+            f"{where}: has a tensor with the name {brief(name)}; expected at most "
+            f"{MAX_NAME_LENGTH} printable characters"
+        )
 
 
 def _header_json(file: Path) -> tuple[dict[str, Any], int]:

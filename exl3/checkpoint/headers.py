@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from reprlib import repr as brief  # a hostile value must not fill the log
 
-from exl3.checkpoint.file_header import TensorHeader, read_header
+from exl3.checkpoint.file_header import TensorHeader, check_name, read_header
 from exl3.checkpoint.json_files import read_json
 from exl3.format.errors import FileError
 
@@ -168,6 +168,7 @@ def _weight_map(index: Path) -> dict[str, str]:
         if not isinstance(file, str):
             raise _outside(file)
     for name, file in weight_map.items():
+        check_name(name, INDEX_FILE)
         weight_map[name] = sys.intern(file)  # a million names share a few files
     return weight_map
 

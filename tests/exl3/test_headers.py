@@ -120,7 +120,11 @@ def test_a_link_to_nothing_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"weight_map": 3}', "\x00", "[" * 100_000]
+    "text",
+    [
+        *("", "[]", "{}", '{"weight_map": 3}', "\x00", "[" * 100_000),
+        '{"weight_map": {"x\\ny": "model.safetensors"}}',
+    ],
 )
 def test_damaged_index_is_refused(tmp_path, text):
     (tmp_path / INDEX_FILE).write_text(text)
