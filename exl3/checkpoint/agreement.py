@@ -8,6 +8,7 @@ layer a contradiction is only told.
 """
 
 from collections.abc import Collection, Mapping
+from reprlib import repr as brief  # a hostile value must not fill the log
 from typing import Any
 
 from exl3.checkpoint.experts import ExpertLayer
@@ -241,7 +242,7 @@ def _storage_warnings(
     module, stated, bits = wrong[0]
     warning = (
         f"quantization_config.json: tensor_storage is wrong about {len(wrong)} modules "
-        f"(first {module[:200]!r}: {str(stated)[:20]} bits, stored with {bits}); the "
+        f"(first {brief(module)}: {brief(stated)} bits, stored with {bits}); the "
         "tensors decide"
     )
     return [warning]
@@ -280,7 +281,7 @@ def _ignore_warnings(
             pattern = ignored.get(".".join(parts[:end]))
             if pattern is not None:
                 warning = (
-                    f"quantization_config.ignore has {pattern[:200]!r}, but {module} "
+                    f"quantization_config.ignore has {brief(pattern)}, but {module} "
                     "is EXL3; the tensors decide"
                 )
                 return [warning]

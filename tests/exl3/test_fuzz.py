@@ -300,8 +300,10 @@ def check(files: Files) -> None:
             checkpoint, modules = read_with_modules(folder, config)
             widths = resolve_widths(text_config(config), checkpoint.widths)
             json.dumps(summarize(checkpoint.plan, modules, config, widths))
+            lines = checkpoint.plan.warnings
         except CheckpointError as error:
-            line = str(error)
+            lines = (str(error),)
+        for line in lines:
             assert "\n" not in line, line
             assert 20 < len(line) < 2500, line
             line.encode()  # to be printed

@@ -137,6 +137,7 @@ def test_a_fingerprint_tells_every_change_of_the_files(tmp_path):
     file = write_file(tmp_path / "m.safetensors", {"x": entry([1])}, 2)
     seen.add(fingerprint(tmp_path))
     (tmp_path / "README.md").touch()
+    (tmp_path / "generation_config.json").symlink_to(tmp_path / "never-fetched")
     assert fingerprint(tmp_path) in seen
     write_file(file, {"x": entry([22])}, 44)
     seen.add(fingerprint(tmp_path))
