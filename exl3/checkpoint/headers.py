@@ -9,7 +9,7 @@ from pathlib import Path
 from reprlib import repr as brief  # a hostile value must not fill the log
 
 from exl3.checkpoint.file_header import TensorHeader, check_name, read_header
-from exl3.checkpoint.json_files import read_json
+from exl3.checkpoint.json_files import is_file, read_json
 from exl3.format.errors import FileError
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -179,7 +179,7 @@ def _check_files(folder: Path, files: list[str]) -> None:
     for file in files:
         if file != Path(file).name or not file.isprintable():
             raise _outside(file)
-        if not (folder / file).is_file():
+        if not is_file(folder / file):
             raise FileError(
                 f"{INDEX_FILE}: weight_map names {brief(file)}, which is missing from "
                 f"{folder}; fetch it, or rebuild the index"

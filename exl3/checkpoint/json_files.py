@@ -50,6 +50,17 @@ def read_json(file: Path) -> Any:
     return parse_json(text, file.name)
 
 
+def is_file(file: Path) -> bool:
+    """Whether there is such a file; a name that cannot be one, being too long, is none.
+
+    pathlib raises for such a name.
+    """
+    try:
+        return file.is_file()
+    except OSError:
+        return False
+
+
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):

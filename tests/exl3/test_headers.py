@@ -106,10 +106,12 @@ def test_index_must_stay_in_the_folder(tmp_path, name):
 
 
 def test_missing_shard_is_named(tmp_path):
-    index = {"weight_map": {"t": "model-00002.safetensors"}}
-    (tmp_path / INDEX_FILE).write_text(json.dumps(index))
-    with pytest.raises(CheckpointError, match=r"model-00002\.safetensors', which"):
-        read_folder(tmp_path)
+    for name in ("model-00002.safetensors", "x" * 5000):
+        index = {"weight_map": {"t": name}}
+        (tmp_path / INDEX_FILE).write_text(json.dumps(index))
+        says = rf"{name[:8]}.*{name[-8:]}', which is missing"
+        with pytest.raises(CheckpointError, match=says):
+            read_folder(tmp_path)
 
 
 def test_a_link_to_nothing_is_named(tmp_path):
