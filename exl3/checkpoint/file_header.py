@@ -77,6 +77,7 @@ def read_header(file: Path) -> Iterator[TensorHeader]:
     spans = []
     headers = []
     for name, entry in header.items():
+        check_name(name, where)
         try:
             dtype, shape = entry["dtype"], tuple(entry["shape"])
             begin, end = entry["data_offsets"]
@@ -94,7 +95,6 @@ def read_header(file: Path) -> Iterator[TensorHeader]:
                 f"bytes, but its data_offsets give it {end - begin}; the file is "
                 "damaged, fetch it again"
             )
-        check_name(name, where)
         spans.append((begin, end, name))
         headers.append(TensorHeader(name, dtype, shape, where))
     _check_spans(where, spans, num_bytes)
