@@ -1,11 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
 // SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
-//
+
+#include "exl3/cpu/avx2.h"
+#include "exl3/cpu/avx512.h"
 #include "exl3/cpu/kernel.h"
 #include "exl3/cpu/portable.h"
+#include "exl3/cpu/rotation.h"
 
 namespace exl3::cpu {
 
-const Kernel& select_kernel(Codebook, int64_t, bool) { return kPortable; }
+const Kernel& select_kernel(Isa isa, Codebook codebook, int64_t, bool exact) {
+  const int index = static_cast<int>(codebook);
+#if defined(__x86_64__)
+  if (isa == Isa::kAvx512) {
+    if (exact) return kAvx512Exact[index];
+    return codebook == Codebook::kMul1 ? kAvx512Mul1 : kAvx512Float[index];
+  }
+  if (isa == Isa::kAvx2) {
+    if (exact) return kAvx2Exact[index];
+    return codebook == Codebook::kMul1 ? kAvx2Mul1 : kAvx2Float[index];
+  }
+#endif
+  return kPortable[index];
+}
+
+const Rotation& select_rotation(Isa isa) {
+#if defined(__x86_64__)
+  if (isa == Isa::kAvx512) return kAvx512Rotation;
+  if (isa == Isa::kAvx2) return kAvx2Rotation;
+#endif
+  return kPortableRotation;
+}
 
 }  // namespace exl3::cpu

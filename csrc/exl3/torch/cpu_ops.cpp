@@ -19,9 +19,9 @@
 #include <vector>
 
 #include "exl3/cpu/dequant.h"
-#include "exl3/cpu/hadamard.h"
 #include "exl3/cpu/linear.h"
 #include "exl3/cpu/moe.h"
+#include "exl3/cpu/rotation.h"
 
 namespace {
 
@@ -136,6 +136,7 @@ Tensor linear(const Tensor& x_given, const Tensor& trellis, const Tensor& suh,
   layer.dtype = dtype;
   layer.width = width;
   layer.exact = exact;
+  layer.isa = exl3::cpu::usable_isa();
   int64_t offset = 0;
   int64_t stored = 0;
   int64_t kept = 0;
@@ -263,6 +264,7 @@ Tensor moe(const Tensor& x_given, const Tensor& topk_ids, const Tensor& topk_wei
   layer.slices = slices;
   layer.limit = static_cast<float>(limit);
   layer.exact = exact;
+  layer.isa = exl3::cpu::usable_isa();
   layer.routes =
       route(contiguous(topk_ids), contiguous(topk_weights), expert_map, count / slices);
   for (int64_t v = 0; v < count; ++v) {
@@ -304,7 +306,8 @@ Tensor dequant(const Tensor& trellis, const std::optional<Tensor>& suh,
   const uint16_t* left = suh ? checked_halves(kOp, "suh", *suh, {k}) : nullptr;
   const uint16_t* right = svh ? checked_halves(kOp, "svh", *svh, {n}) : nullptr;
   Tensor out = torch::stable::new_empty(trellis, {k, n}, ScalarType::Float);
-  exl3::cpu::dequant(w, n, left, right, out.mutable_data_ptr<float>(), parallel);
+  exl3::cpu::dequant(w, n, left, right, out.mutable_data_ptr<float>(),
+                     exl3::cpu::usable_isa(), parallel);
   return out;
 }
 
@@ -322,14 +325,19 @@ Tensor hadamard(const Tensor& x_given, const std::optional<Tensor>& pre,
   const auto* source = static_cast<const char*>(x.const_data_ptr());
   void* target = out.mutable_data_ptr();
   const int64_t bytes = dtype == DType::kFloat32 ? 4 : 2;
+  const auto& rotation = exl3::cpu::select_rotation(exl3::cpu::usable_isa());
   parallel(x.numel() / kHadamardBlock, [&](int64_t block) {
     const int64_t first = block * kHadamardBlock;
     const int64_t column = first % width;
     float values[kHadamardBlock];
-    exl3::cpu::rotate_input(source + first * bytes, dtype, kHadamardBlock,
-                            before ? before + column : nullptr, kHadamardBlock, values);
-    if (after != nullptr) exl3::cpu::multiply(values, after + column, kHadamardBlock);
-    exl3::cpu::store(values, kHadamardBlock, target, first, dtype);
+    rotation.input(source + first * bytes, dtype, kHadamardBlock,
+                   before ? before + column : nullptr, kHadamardBlock, values);
+    if (after != nullptr) {
+      for (int i = 0; i < kHadamardBlock; ++i) {
+        values[i] *= exl3::cpu::half_to_float(after[column + i]);
+      }
+    }
+    rotation.store(values, kHadamardBlock, target, first, dtype);
   });
   return out;
 }
