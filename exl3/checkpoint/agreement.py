@@ -235,14 +235,14 @@ def _storage_warnings(
         if not isinstance(entry, Mapping) or entry.get("quant_format") != "exl3":
             continue
         bits = _stored_bits(module, linears, experts)
-        if bits != entry.get("bits_per_weight"):
+        if bits is not None and bits != entry.get("bits_per_weight"):
             wrong.append((module, entry.get("bits_per_weight"), bits))
     if not wrong:
         return []
     module, stated, bits = wrong[0]
     warning = (
         f"quantization_config.json: tensor_storage is wrong about {len(wrong)} modules "
-        f"(first {brief(module)}: {brief(stated)} bits, stored with {bits}); the "
+        f"(first {module[:200]!r}: {brief(stated)} bits, stored with {bits}); the "
         "tensors decide"
     )
     return [warning]
@@ -281,7 +281,7 @@ def _ignore_warnings(
             pattern = ignored.get(".".join(parts[:end]))
             if pattern is not None:
                 warning = (
-                    f"quantization_config.ignore has {brief(pattern)}, but {module} "
+                    f"quantization_config.ignore has {pattern[:200]!r}, but {module} "
                     "is EXL3; the tensors decide"
                 )
                 return [warning]

@@ -333,7 +333,7 @@ def test_damaged_checkpoints_are_planned_or_refused(files):
 
 
 @pytest.mark.slow
-@settings(max_examples=20_000, print_blob=True, **_ALL)
+@settings(max_examples=12_000, print_blob=True, **_ALL)
 @given(checkpoints())
 def test_many_damaged_checkpoints_are_planned_or_refused(files):
     check(files)
