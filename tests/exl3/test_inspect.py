@@ -75,11 +75,13 @@ def test_the_json_has_every_byte(pack, capsys):
 
 def test_cuts_inside_blocks_are_told(tmp_path, capsys):
     name = "model.layers.0.self_attn.k_proj"
-    config = {"num_hidden_layers": 1, "num_attention_heads": 8}
+    config = {"num_hidden_layers": 1, "num_attention_heads": 12}
     write_folder(tmp_path, linear(name, 256, 384), config)
     assert cli.main(["inspect", str(tmp_path), "--tp", "4"]) == 0
     (line,) = [line for line in lines(capsys) if line.startswith("  4 cuts")]
-    assert f"{name}: 384 out-features; between blocks at [1]" in line
+    assert f"{name}: 384 out-features; between blocks at [1, 3]" in line
+    assert cli.main(["inspect", str(tmp_path), "--tp", "12"]) == 0
+    assert "\n  12 cuts 1 linear" in "\n".join(lines(capsys))
 
 
 @pytest.mark.parametrize(

@@ -151,10 +151,11 @@ def test_ranks_may_share_a_head_of_keys_and_values():
             [1, 2, 3, 4, 6, 12],
         ),
         ({"text_config": {"linear_num_key_heads": 4}}, [1, 2, 4]),
+        ({"moe_intermediate_size": 704}, [1, 2, 4, 8, 11, 16, 22, 32, 44, 64]),
         ({"num_attention_heads": "many", "num_key_value_heads": 0}, list(range(1, 65))),
     ],
 )
-def test_heads_must_divide(config, sizes):
+def test_the_ranks_divide_the_configs_counts(config, sizes):
     assert legal_sizes(CheckpointPlan(), config) == sizes
 
 
