@@ -29,8 +29,9 @@ tags: [glm_moe_dsa, exl3, demo]
 
 # {title}
 
-[{source}](../{source}/README.md) with EXL3 weights: a small English language model for
-trying vLLM Hetero and for its tests. Its data, licence and training are told there.
+The small English language model [{source}](../{source}/README.md) with EXL3
+weights, for trying vLLM Hetero and for its tests. That card tells of its data, licence
+and training.
 
 ```
 python -m vllm.entrypoints.openai.api_server --model examples/{title} \\
@@ -50,11 +51,12 @@ python -m vllm.entrypoints.openai.api_server --model examples/{title} \\
 | embeddings, norms, routers, indexers, `eh_proj` | 16 | none |
 
 {size:.1f} MB of weights, where BF16 has {source_size:.1f} MB. Calibrated on
-{calibration_tokens:,} tokens of the training text; an expert sees its own tokens.
+{calibration_tokens:,} tokens of the training text, each expert on the tokens that the
+router sends it.
 {map_table}
 ```
-python -m tools.demo_model.quantize {recipe} examples/{source} examples/{title} \\
-    --work-dir build/demo_model
+python -m tools.demo_model.quantize {recipe} examples/{source} \\
+    examples/{title} --work-dir build/demo_model
 ```
 
 ## Measured
@@ -72,21 +74,22 @@ reference decoder makes of the trellises.
 """
 
 PLAIN = """\
-Plain EXL3: one trellis for each linear layer and for each matrix of each expert. Any
-tensor-parallel size whose cuts fall on multiples of 128 serves it: 1 and 2."""
+Plain EXL3: one trellis for each linear layer and for each matrix of each expert. One
+rank serves it, or two: four would cut an expert's {expert_size} features between
+multiples of 128."""
 
 RANK_SLICED = """\
 Rank-sliced EXL3 (`hybrid_tr3_tail`): the routed experts are stored in {ranks} slices,
-each encoded by itself, so that each of {ranks} ranks reads its own. Other numbers of
-ranks serve it too. The rest is plain EXL3. Layers differ in their number of experts,
-and experts in their bits."""
+each encoded by itself, so that each of {ranks} ranks reads its own; one rank serves all
+of them. The rest is plain EXL3. Layers differ in their number of experts, and experts
+in their bits."""
 
 
-def map_table(pack: Path, recipe: Recipe) -> str:
+def map_table(pack: Path, config: dict, recipe: Recipe) -> str:
     """The bits of each expert, where they differ."""
     if len(recipe.choices) == 1:
         return ""
-    plan = read_plan(pack, json.loads((pack / "config.json").read_text()))
+    plan = read_plan(pack, config)
     rows = [
         "",
         "Experts whose output is the larger part of the residual stream got more bits:",
@@ -111,7 +114,10 @@ def card(name: str, source: Path, pack: Path, work_dir: Path) -> str:
     """The text of the card."""
     recipe = RECIPES[name]
     found = compare_folders(source, pack, work_dir)
-    about = PLAIN if recipe.ranks is None else RANK_SLICED.format(ranks=recipe.ranks)
+    config = json.loads((pack / "config.json").read_text())
+    about = (PLAIN if recipe.ranks is None else RANK_SLICED).format(
+        ranks=recipe.ranks, expert_size=config["moe_intermediate_size"]
+    )
     bits = f"{recipe.expert_bits:g}"
     if len(recipe.choices) > 1:
         bits = f"{' and '.join(map(str, recipe.choices))}, {bits} on average"
@@ -128,7 +134,7 @@ def card(name: str, source: Path, pack: Path, work_dir: Path) -> str:
         size=weights_mb(pack),
         source_size=weights_mb(source),
         calibration_tokens=STEPS * BATCH * WINDOW,
-        map_table=map_table(pack, recipe),
+        map_table=map_table(pack, config, recipe),
         reference_bits=found.bits_per_byte / found.bits_per_byte_ratio,
         bits=found.bits_per_byte,
         kl=found.kl,
