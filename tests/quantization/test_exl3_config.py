@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from safetensors.torch import load_file, save_file
+from transformers import Qwen3VLMoeConfig, Qwen3VLMoeTextConfig
 
 from exl3.checkpoint.plan import CheckpointPlan
 from exl3.format.errors import CheckpointError, TensorError
@@ -24,6 +25,7 @@ from vllm.model_executor.layers.linear import (
 from vllm.model_executor.layers.quantization.exl3.config import Exl3Config
 from vllm.model_executor.model_loader import base_loader, weight_utils
 from vllm.model_executor.models.utils import WeightsMapper
+from vllm.transformers_utils import exl3
 from vllm.transformers_utils.config import get_config
 
 MODELOPT = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}
@@ -65,6 +67,19 @@ def test_the_engine_needs_no_flag(packs):
     assert isinstance(config, Exl3Config)
     assert "model.layers.1.mlp.experts" in config.plan.experts
     assert config.source == (str(packs["nothing"]), None)
+
+
+@pytest.mark.parametrize("place", ["outside", "inside", "nowhere"])
+def test_a_multimodal_config_says_so_in_both_places(packs, place):
+    text = Qwen3VLMoeTextConfig(num_hidden_layers=2)
+    config = Qwen3VLMoeConfig(text_config=text.to_dict())
+    stated = {"outside": config, "inside": config.text_config}.get(place)
+    if stated is not None:
+        stated.quantization_config = {**MODELOPT}
+    exl3.resolve_config(config, packs["exl3"], None)
+    for part in (config, config.text_config):
+        assert part.quantization_config["quant_method"] == "exl3"
+        assert "quant_algo" not in part.quantization_config
 
 
 def test_another_method_that_the_user_names_is_refused(packs):

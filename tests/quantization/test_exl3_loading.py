@@ -90,6 +90,7 @@ def stream(stored):
             yield f"{name}.{field}", buffer
             buffer.fill_(0)
     yield f"{BLOCK}.enorm.weight", torch.ones(256)
+    yield f"{BLOCK}.mlp.gate.e_score_correction_bias", torch.ones(6)
 
 
 def test_modules_that_are_built_dense_get_their_weight(model, stored):
@@ -100,8 +101,8 @@ def test_modules_that_are_built_dense_get_their_weight(model, stored):
         f"{BLOCK}.self_attn.indexer.wk": 64,
         f"{BLOCK}.self_attn.indexer.weights_proj": 4,
     }
-    names = {f"{name}.weight" for name in sizes} | {f"{BLOCK}.enorm.weight"}
-    assert set(model.received) == names
+    dense = {f"{BLOCK}.enorm.weight", f"{BLOCK}.mlp.gate.e_score_correction_bias"}
+    assert set(model.received) == {f"{name}.weight" for name in sizes} | dense
     bound = error_bound(torch.float32, exact=False)
     for name, size in sizes.items():
         weight = model.received[f"{name}.weight"]
@@ -130,11 +131,41 @@ def test_dense_weights_that_a_trellis_replaced_are_dropped(model, stored):
     def weights():
         yield from stream(stored)
         yield f"{BLOCK}.mlp.up_proj.weight", torch.ones(128, 256)
+        yield f"{BLOCK}.mlp.up_proj.weight_scale_inv", torch.ones(1)
+        yield f"{BLOCK}.mlp.up_proj.input_scale", torch.ones(1)
         yield f"{BLOCK}.eh_proj.weight", torch.ones(256, 512)
 
     model.load_weights(weights())
-    assert f"{BLOCK}.mlp.up_proj.weight" not in model.received
+    assert not any("up_proj" in name for name in model.received)
     assert not (model.received[f"{BLOCK}.eh_proj.weight"] == 1).all()
+
+
+def test_what_else_a_module_has_reaches_the_model(model, stored):
+    name = f"{BLOCK}.mlp.up_proj.k_scale"
+
+    def weights():
+        yield from stream(stored)
+        yield name, torch.ones(1)
+
+    assert name in model.load_weights(weights())
+
+
+def test_dense_experts_that_a_trellis_replaced_are_dropped(as_rank):
+    experts = {"model.layers.1.mlp.experts": None}
+    model = nn.Module()
+    received = []
+    model.load_weights = lambda weights: received.extend(name for name, _ in weights)
+    load_exl3_tensors(model, Exl3Config(CheckpointPlan(experts=experts)))
+    weight = torch.ones(2, 2)
+    model.load_weights(
+        [
+            ("model.layers.1.mlp.experts.0.gate_proj.weight", weight),
+            ("model.layers.1.mlp.experts.gate_up_proj", weight),
+            ("model.layers.1.mlp.experts.0.gate_proj.rank1.trellis", weight),
+            ("model.layers.2.mlp.experts.0.gate_proj.weight", weight),
+        ]
+    )
+    assert received == ["model.layers.2.mlp.experts.0.gate_proj.weight"]
 
 
 def test_a_doubled_tensor_is_named(model, stored):
