@@ -22,17 +22,16 @@ namespace exl3::encode {
 // Tiles that are searched together, since they share the reads of the table.
 constexpr int kBatch = 2;
 
-// Bits of a cost that name the predecessor. Values are multiples of 4 = 2^(kTagBits/2),
-// hence squares are multiples of 16, and leave the tag alone.
+// Bits of a cost that name the predecessor. Values are multiples of 2^(kTagBits / 2)
+// and squares of 2^kTagBits, so sums leave the tag alone.
 constexpr int kTagBits = 4;
 constexpr int kTags = 1 << kTagBits;
 constexpr int32_t kTagMask = kTags - 1;
 
-// Values are multiples of 2^-10, as int16 multiples of 2^-12. Differences saturate at
-// 8 and squares at 64 = 2^30. A node that costs 64 more than the cheapest is never on
-// the best path of a tile in the codebook's range, so costs may saturate there too;
-// and 2^30 + 2^30 - 1 fits.
-constexpr int kValueFraction = 12;
+// Values are int16, in multiples of 4. Differences of theirs saturate at 2^15 and
+// squares at 2^30. A node that costs that much more than the cheapest is never on the
+// best path of a tile in the codebook's range, so costs may saturate there too; and
+// 2^30 + 2^30 - 1 fits.
 constexpr int32_t kValueStep = 1 << (kTagBits / 2);
 constexpr int32_t kCostLimit = (1 << 30) - kTags;
 

@@ -3,7 +3,7 @@
 
 #include "exl3/encode/tiers.h"
 
-#include "exl3/cpu/kernel.h"
+#include "exl3/cpu/isa.h"
 
 namespace exl3::encode {
 
