@@ -14,8 +14,8 @@ from exl3.checkpoint.plan import CheckpointPlan
 from exl3.format.errors import CheckpointError, TensorError
 from tests.checkpoints import write_checkpoint
 from tests.exl3_layers import make_layer
+from tests.exl3_stored import planned
 from tests.packs import write_pack
-from tests.quantization.conftest import planned
 from vllm.config import ModelConfig
 from vllm.config.load import LoadConfig
 from vllm.model_executor.layers.linear import (

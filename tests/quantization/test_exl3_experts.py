@@ -18,7 +18,7 @@ from exl3.checkpoint.plan import CheckpointPlan, ExpertLayer
 from exl3.format.constants import Codebook
 from exl3.format.errors import RankError, TensorError
 from tests.exl3_layers import error_bound, make_layer, relative_error
-from tests.quantization.conftest import stored_tensors
+from tests.exl3_stored import stored_tensors
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.quantization.exl3.experts import (
     Exl3ExpertsMethod,

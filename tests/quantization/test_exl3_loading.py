@@ -9,7 +9,7 @@ from torch import nn
 from exl3.checkpoint.plan import CheckpointPlan
 from exl3.format.errors import TensorError
 from tests.exl3_layers import error_bound, make_layer, relative_error
-from tests.quantization.conftest import planned, stored_tensors
+from tests.exl3_stored import planned, stored_tensors
 from vllm.model_executor.layers.linear import (
     MergedColumnParallelLinear,
     QKVParallelLinear,
