@@ -133,14 +133,30 @@ def test_what_was_compiled_for_one_checkpoint_is_not_taken_for_another(packs, tm
     assert compiled_for() != before
 
 
-def test_more_ranks_than_the_experts_can_be_cut_for_are_refused(packs):
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"tensor_parallel_size": 2}, None),
+        # Slices of 128 cannot be cut again.
+        ({"tensor_parallel_size": 4}, r"2 slices of 128.* by 4 ranks.*\[1, 2\]"),
+        # Data parallel ranks share the experts, but not the heads.
+        (
+            {"tensor_parallel_size": 2, "data_parallel_size": 4},
+            r"2 slices.* by 8 ranks",
+        ),
+        ({"tensor_parallel_size": 4, "enable_expert_parallel": True}, None),
+    ],
+)
+def test_ranks_that_the_experts_cannot_be_cut_for_are_refused(packs, options, says):
     from vllm.config import ParallelConfig
 
     model = ModelConfig(str(packs["exl3"]), skip_tokenizer_init=True)
-    model.verify_with_parallel_config(ParallelConfig(tensor_parallel_size=2))
-    # Slices of 128 cannot be cut again.
-    with pytest.raises(CheckpointError, match=r"2 slices of 128.*4 ranks.*\[1, 2\]"):
-        model.verify_with_parallel_config(ParallelConfig(tensor_parallel_size=4))
+    parallel = ParallelConfig(**options)
+    if says is None:
+        model.verify_with_parallel_config(parallel)
+        return
+    with pytest.raises(CheckpointError, match=says):
+        model.verify_with_parallel_config(parallel)
 
 
 def test_a_hubs_checkpoint_is_fetched_before_it_is_planned(
