@@ -135,11 +135,13 @@ class Exl3Config(QuantizationConfig):
             stored = self._stored.get(prefix)
             if stored is None:
                 return None
-            return Exl3ExpertsMethod(layer.moe_config, stored, self.plan)
+            return Exl3ExpertsMethod(
+                layer.moe_config, stored, self.plan.experts[stored]
+            )
         if isinstance(layer, LinearBase | ParallelLMHead):
             names = self.stored_names(prefix)
             if names:
                 matrices = {name: self.plan.linears[name] for name in names}
-                return Exl3LinearMethod(prefix, matrices, self.plan)
+                return Exl3LinearMethod(prefix, matrices)
             return UnquantizedLinearMethod() if isinstance(layer, LinearBase) else None
         return None

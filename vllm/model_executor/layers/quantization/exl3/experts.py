@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from exl3 import ops
-from exl3.checkpoint.plan import CheckpointPlan, ExpertLayer
+from exl3.checkpoint.experts import ExpertLayer
 from exl3.checkpoint.ranks import expert_part
 from exl3.format.constants import TILE, Codebook, padded
 from exl3.format.errors import TensorError
@@ -53,16 +53,15 @@ class Exl3ExpertsMethod(FusedMoEMethodBase):
     Args:
         moe: The layer's config.
         name: The experts' name in the checkpoint.
-        plan: The checkpoint's.
+        stored: How they are stored.
     """
 
-    def __init__(self, moe: FusedMoEConfig, name: str, plan: CheckpointPlan):
+    def __init__(self, moe: FusedMoEConfig, name: str, stored: ExpertLayer):
         super().__init__(moe)
         self.name = name
-        self.plan = plan
-        self.stored: ExpertLayer = plan.experts[name]
+        self.stored = stored
         parallel = moe.moe_parallel_config
-        self.part = expert_part(self.stored, name, parallel.tp_size, parallel.tp_rank)
+        self.part = expert_part(stored, name, parallel.tp_size, parallel.tp_rank)
         #: [virtual expert][gate, up, down]: where its trellis starts in its slab, the
         #: words of a tile and the codebook, as the op `moe` takes them.
         self._layout: list[list[list[int]]] = []

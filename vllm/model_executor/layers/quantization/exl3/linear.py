@@ -17,7 +17,6 @@ from torch.nn import functional
 
 from exl3 import ops
 from exl3.checkpoint.matrix import Matrix
-from exl3.checkpoint.plan import CheckpointPlan
 from exl3.checkpoint.ranks import Blocks, blocks_around
 from exl3.format.constants import TILE, padded
 from exl3.format.errors import TensorError
@@ -57,15 +56,11 @@ class Exl3LinearMethod(LinearMethodBase):
     Args:
         prefix: The layer's name in the model.
         matrices: What it is made of, by the checkpoint's names, in order.
-        plan: The checkpoint's.
     """
 
-    def __init__(
-        self, prefix: str, matrices: Mapping[str, Matrix], plan: CheckpointPlan
-    ):
+    def __init__(self, prefix: str, matrices: Mapping[str, Matrix]):
         self.prefix = prefix
         self.matrices = matrices
-        self.plan = plan
         self.shards: list[Shard] = []
         #: Five integers for each shard, as the op `linear` takes them.
         self.layout: list[int] = []
