@@ -21,7 +21,7 @@ RATES = [
 ]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 #: Values of EXL3_CPU_ISA. A machine without one of them runs the best that it has.
-ISAS = ["portable", "avx2", "avx512"]
+ISAS = ["portable", "avx2", "avx512", "avx512fp16", "amx"]
 
 
 @dataclass(frozen=True)

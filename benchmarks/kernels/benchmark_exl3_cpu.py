@@ -5,11 +5,11 @@
     python benchmarks/kernels/benchmark_exl3_cpu.py --json exl3_cpu.json
 
 One thread, and its CPU time: on an idle machine that is the time on the clock, on a
-busy one it leaves out what others take. Every column of a line takes its turn in each repeat, so that a change of
-the machine's speed meets all of them; each reads its weights from a rotation of at
-least 200 MB, which no cache holds. torch appears twice: with all that the machine has
-(bf16 may then use AMX), and, in a second process that runs by turns with the first,
-limited to AVX2. Ratios are torch's time over ours: above 1 we are faster.
+busy one it leaves out what others take. Every column of a line takes its turn in each
+repeat, so that a change of the machine's speed meets all of them; each reads its
+weights from a rotation of at least 200 MB. torch appears twice: with all that the
+machine has (bf16 may then use AMX), and, in a second process that runs by turns with
+the first, limited to AVX2. Ratios are torch's time over ours: above 1 we are faster.
 """
 
 import argparse
@@ -29,7 +29,7 @@ import torch
 from exl3 import ops
 
 #: What each tier of the kernels is called by EXL3_CPU_ISA.
-TIERS = ("portable", "avx2", "avx512")
+TIERS = ("portable", "avx2", "avx512", "avx512fp16", "amx")
 #: The portable tier takes a second where the others take milliseconds.
 PORTABLE_ROWS = 4
 CODEBOOKS = {"3inst": 0, "mcg": 1, "mul1": 2}

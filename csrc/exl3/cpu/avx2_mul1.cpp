@@ -12,9 +12,12 @@
 
 #include "exl3/cpu/avx2_decode.h"
 #include "exl3/cpu/integer_rows.h"
+#include "exl3/cpu/mul1.h"
 
 namespace exl3::cpu {
 namespace {
+
+constexpr int kLargestActivation = 32767;
 
 EXL3_AVX2 void pack(const float* x, int64_t k, int64_t row, int64_t rows,
                     std::byte* packed) {
@@ -62,7 +65,7 @@ struct Integer {
   static constexpr int64_t kTiles = 16;  // 8 KiB
   static constexpr int kRows = 2;        // as many as 16 registers hold sums for
   // Each sum of 32 bits takes four products of a tile.
-  static_assert(integers_hold(4 * kTiles));
+  static_assert(integers_hold(4 * kTiles, kMaxByteSum, kLargestActivation));
 
   EXL3_AVX2 static void decode(const uint16_t* tiles, int words, int64_t count,
                                int16_t* block) {

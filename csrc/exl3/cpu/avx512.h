@@ -11,5 +11,7 @@ namespace exl3::cpu {
 extern const Kernel kAvx512Float[kCodebooks];
 extern const Kernel kAvx512Exact[kCodebooks];
 extern const Kernel kAvx512Mul1;  // activations in 16 bits
+// With AVX512-FP16 as well, for few rows: Sapphire Rapids and later.
+extern const Kernel kAvx512Fp16[kCodebooks];
 
 }  // namespace exl3::cpu

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
 //
-// Activations of the mul1 kernels that multiply integers. A mul1 value is
-// scale * (sum of four bytes) + offset, so that
+// Integer activations, and the kernels that multiply them with integers that stand for
+// weights. A weight is scale * integer + offset, so that
 //
-//   y = scale * sum(x * bytes) + offset * sum(x)
+//   y = scale * sum(x * integer) + offset * sum(x)
 //
-// and the first sum is exact in integers, block by block. Each row is scaled so that
-// its largest value is 32767; rounding it to 16 bits costs 4e-5 of the result.
+// and the first sum is exact, block by block. For mul1 the integer is the sum of the
+// hash's four bytes. Each row is scaled so that its largest activation is as large as
+// the sums' 32 bits allow; rounding the activations to integers is the only error.
 #pragma once
 
 #include <cstddef>
@@ -16,15 +17,12 @@
 #include "exl3/cpu/blocked.h"
 #include "exl3/cpu/buffer.h"
 #include "exl3/cpu/kernel.h"
-#include "exl3/cpu/mul1.h"
 
 namespace exl3::cpu {
 
-constexpr int kLargestActivation = 32767;
-
 // Whether 32 bits hold any sum of so many products.
-constexpr bool integers_hold(int64_t products) {
-  return products * kMaxByteSum * kLargestActivation <= INT32_MAX;
+constexpr bool integers_hold(int64_t products, int64_t weight, int64_t activation) {
+  return products * weight * activation <= INT32_MAX;
 }
 
 // What makes results of a row's integer sums. These stand before the rows.
