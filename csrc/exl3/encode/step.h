@@ -41,7 +41,7 @@ struct Step {
   const int32_t* table;
   int32_t weight[kBatch];         // as a value in the table
   const int32_t* before[kBatch];  // costs [2^(16 - kIn)]
-  int32_t* after[kBatch];         // costs [2^(16 - kOut)]; the least of before is 0
+  int32_t* after[kBatch];         // costs [2^(16 - kOut)], less `least`
   uint8_t* chosen[kBatch];  // [2^(16 - kOut)] q of each node, in the low kOut bits
   int32_t least[kBatch];    // in: least cost before; out: least cost after
 };
