@@ -116,6 +116,7 @@ upstream-tests: .venv/.built ## Run upstream's own tests on stock and on the for
 	@$(BIN)/python -m tools.upstream_tests
 
 clean: ## Remove the environments and everything that was built
-	@rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf .venv build dist *.egg-info
+	@rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	@rm -f exl3/*.so
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

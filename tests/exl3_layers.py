@@ -20,6 +20,8 @@ RATES = [
     *((words, 2) for words in (24, 40, 56)),
 ]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+#: Values of EXL3_CPU_ISA. A machine without one of them runs the best that it has.
+ISAS = ["portable", "avx2", "avx512", "avx512fp16", "amx"]
 
 
 @dataclass(frozen=True)

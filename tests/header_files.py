@@ -132,3 +132,65 @@ def write_folder(
         (folder / INDEX_FILE).write_text(json.dumps({"weight_map": index}))
     (folder / "config.json").write_text(json.dumps(config or {}))
     return folder
+
+
+def write_glm52(folder: Path) -> int:
+    """Writes the headers of GLM-5.2 with its experts in four slices.
+
+    The index has 922,068 tensors in 78 files, and the experts have 3 and 4 bits.
+
+    Returns:
+        The number of tensors.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    index: dict[str, str] = {}
+    for layer in range(78):
+        name, tensors = f"model.layers.{layer}", {}
+        for part in (
+            "q_a_proj",
+            "q_b_proj",
+            "kv_a_proj_with_mqa",
+            "kv_b_proj",
+            "o_proj",
+        ):
+            tensors |= dense(f"{name}.self_attn.{part}", 6144, 1024)
+        if layer < 3:
+            tensors |= dense(f"{name}.mlp.down_proj", 12288, 6144)
+        else:
+            tensors |= experts(
+                name,
+                256,
+                hidden=6144,
+                intermediate=2048,
+                ranks=4,
+                bits=lambda expert, _: 3 + expert % 2,
+            )
+        file = f"model-{layer + 1:05}-of-00078.safetensors"
+        write_file(folder / file, *header_of(tensors))
+        index |= dict.fromkeys(tensors, file)
+    bits = [3 + expert % 2 for expert in range(256)]
+    config = {
+        "num_hidden_layers": 78,
+        "first_k_dense_replace": 3,
+        "n_routed_experts": 256,
+        "num_experts_per_tok": 8,
+        "num_attention_heads": 64,
+        "hidden_size": 6144,
+        "moe_intermediate_size": 2048,
+        "hybrid_tr3_tail": tail(
+            4,
+            (3, 77),
+            256,
+            bits="mixed",
+            k_values=[3, 4],
+            bits_per_expert="bits.json:k",
+        ),
+    }
+    files = {
+        INDEX_FILE: {"weight_map": index},
+        "config.json": config,
+        "bits.json": {str(layer): {"k": bits} for layer in range(3, 78)},
+    }
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content))
+    return len(index)

@@ -122,9 +122,3 @@ def dense_weight(
     inner = inner_matrix(trellis, codebook).astype(np.float64)
     inner = rotate(rotate(inner).T).T
     return suh.astype(np.float64)[:, None] * inner * svh.astype(np.float64)
-
-
-def unpack_signs(packed: np.ndarray) -> np.ndarray:
-    """The legacy form of suh and svh, int16 [size / 16], as float16 [size]."""
-    bits = (packed.view(np.uint16)[:, None] >> np.arange(16)) & 1
-    return (1.0 - 2.0 * bits).reshape(-1).astype(np.float16)

@@ -8,6 +8,7 @@ layer a contradiction is only told.
 """
 
 from collections.abc import Collection, Mapping
+from reprlib import repr as brief  # a hostile value must not fill the log
 from typing import Any
 
 from exl3.checkpoint.experts import ExpertLayer
@@ -49,7 +50,6 @@ def check_agreement(
             raise TensorError(
                 f"{name}: the name has no layer index; expected one like layers.3"
             )
-        _check_sizes(name, layer, text)
         if layer.sliced:
             warnings += _check_sliced(name, layer, index, num_layers, metadata)
         elif metadata.tail is not None and index in metadata.tail.layers:
@@ -58,6 +58,7 @@ def check_agreement(
                 "as rank-sliced",
                 index >= num_layers,
             )
+        _check_sizes(name, layer, text)
     if metadata.tail is not None:
         for name in dense_experts:
             index = layer_of(name, num_layers)
@@ -166,9 +167,9 @@ def _check_sizes(name: str, layer: ExpertLayer, text: Mapping[str, Any]) -> None
     # Slices are padded one by one.
     if size is not None and not size <= stored < size + HADAMARD * layer.ranks:
         raise TensorError(
-            f"{name}: {layer.ranks} slices of {layer.intermediate} intermediate "
-            f"features are stored, but config.json has moe_intermediate_size {size}; "
-            "use the config of this checkpoint"
+            f"{name}: {stored} intermediate features are stored in all, but "
+            f"config.json has moe_intermediate_size {size}; use the config of this "
+            "checkpoint"
         )
 
 
@@ -234,14 +235,14 @@ def _storage_warnings(
         if not isinstance(entry, Mapping) or entry.get("quant_format") != "exl3":
             continue
         bits = _stored_bits(module, linears, experts)
-        if bits != entry.get("bits_per_weight"):
+        if bits is not None and bits != entry.get("bits_per_weight"):
             wrong.append((module, entry.get("bits_per_weight"), bits))
     if not wrong:
         return []
     module, stated, bits = wrong[0]
     warning = (
         f"quantization_config.json: tensor_storage is wrong about {len(wrong)} modules "
-        f"(first {module[:200]!r}: {str(stated)[:20]} bits, stored with {bits}); the "
+        f"(first {module[:200]!r}: {brief(stated)} bits, stored with {bits}); the "
         "tensors decide"
     )
     return [warning]
@@ -269,12 +270,16 @@ def _ignore_warnings(
     experts: Mapping[str, ExpertLayer],
 ) -> list[str]:
     """A list of unquantized modules, such as `model.layers.78*`, may be stale."""
-    for pattern in metadata.ignored:
-        prefix = pattern.rstrip("*").rstrip(".")
-        if not pattern.endswith("*") or not prefix:
-            continue
-        for module in (*linears, *experts):
-            if module == prefix or module.startswith(f"{prefix}."):
+    ignored = {
+        pattern.rstrip("*").rstrip("."): pattern
+        for pattern in metadata.ignored
+        if pattern.endswith("*")
+    }
+    for module in (*linears, *experts):
+        parts = module.split(".")
+        for end in range(1, len(parts) + 1):
+            pattern = ignored.get(".".join(parts[:end]))
+            if pattern is not None:
                 warning = (
                     f"quantization_config.ignore has {pattern[:200]!r}, but {module} "
                     "is EXL3; the tensors decide"

@@ -36,6 +36,8 @@ PER_LAYER_FIELDS = (
     "reap_pruning.n_routed_experts_per_layer",
     _TAIL_FIELD,
 )
+#: Layers of the longest list that a refusal writes out, to be copied.
+_MOST_SHOWN = 500
 #: Fields that say which layers have routed experts, and how they are routed.
 SHAPE_FIELDS = (
     "num_hidden_layers",
@@ -284,7 +286,8 @@ def _correction(
         else 0
         for layer in layers
     ]
-    return f'set "{PER_LAYER_FIELD}": {true}, or use the checkpoint that it describes'
+    shown = true if len(true) <= _MOST_SHOWN else brief(true)
+    return f'set "{PER_LAYER_FIELD}": {shown}, or use the checkpoint that it describes'
 
 
 def _check_routing(

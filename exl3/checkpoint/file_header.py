@@ -21,6 +21,7 @@ from exl3.format.errors import FileError
 MAX_HEADER_BYTES = 100_000_000
 MAX_DIMENSIONS = 8
 MAX_NAME_LENGTH = 1000
+MAX_DTYPE_LENGTH = 20
 #: Bits of an element. A file may have types that are newer than this list.
 DTYPE_BITS = {
     "BOOL": 8,
@@ -76,6 +77,7 @@ def read_header(file: Path) -> Iterator[TensorHeader]:
     spans = []
     headers = []
     for name, entry in header.items():
+        check_name(name, where)
         try:
             dtype, shape = entry["dtype"], tuple(entry["shape"])
             begin, end = entry["data_offsets"]
@@ -85,7 +87,7 @@ def read_header(file: Path) -> Iterator[TensorHeader]:
         if found is None:
             found = known[dtype, shape] = _checked(where, name, entry)
         dtype, shape, size = found
-        if type(begin) is not int or type(end) is not int or not 0 <= begin <= end:
+        if not (type(begin) is type(end) is int and 0 <= begin <= end < 2**63):
             raise _damaged(where, name, entry)
         if size is not None and end - begin != size:
             raise FileError(
@@ -93,15 +95,19 @@ def read_header(file: Path) -> Iterator[TensorHeader]:
                 f"bytes, but its data_offsets give it {end - begin}; the file is "
                 "damaged, fetch it again"
             )
-        if len(name) > MAX_NAME_LENGTH or not name.isprintable():
-            raise FileError(
-                f"{where}: has a tensor with the name {brief(name)}; expected at most "
-                f"{MAX_NAME_LENGTH} printable characters"
-            )
         spans.append((begin, end, name))
         headers.append(TensorHeader(name, dtype, shape, where))
     _check_spans(where, spans, num_bytes)
     return iter(headers)
+
+
+def check_name(name: str, where: str) -> None:
+    """Refuses a tensor's name that cannot stand in a line of text."""
+    if len(name) > MAX_NAME_LENGTH or not name.isprintable():
+        raise FileError(
+            f"{where}: has a tensor with the name {brief(name)}; expected at most "
+            f"{MAX_NAME_LENGTH} printable characters"
+        )
 
 
 def _header_json(file: Path) -> tuple[dict[str, Any], int]:
@@ -133,6 +139,7 @@ def _checked(
     dtype, shape = entry["dtype"], entry["shape"]
     if (
         not isinstance(dtype, str)
+        or not (dtype.isprintable() and len(dtype) <= MAX_DTYPE_LENGTH)
         or not isinstance(shape, list)
         or len(shape) > MAX_DIMENSIONS
         or not all(type(size) is int and 0 <= size < 2**48 for size in shape)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from reprlib import repr as brief  # a hostile value must not fill the log
 
-from exl3.checkpoint.file_header import TensorHeader, read_header
-from exl3.checkpoint.json_files import read_json
+from exl3.checkpoint.file_header import TensorHeader, check_name, read_header
+from exl3.checkpoint.json_files import is_file, read_json
 from exl3.format.errors import FileError
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -142,7 +142,7 @@ def fingerprint(folder: Path) -> tuple[tuple[str, int, int], ...]:
         file.
 
     Raises:
-        FileError: A file is a link to nothing.
+        FileError: A safetensors file or the index is a link to nothing.
     """
     files = sorted([*folder.glob("*.safetensors"), *folder.glob("*.json")])
     found = []
@@ -150,6 +150,8 @@ def fingerprint(folder: Path) -> tuple[tuple[str, int, int], ...]:
         try:
             status = file.stat()
         except OSError as error:
+            if file.suffix == ".json" and file.name != INDEX_FILE:
+                continue  # whoever needs it will say so
             raise FileError(f"{file}: {error.strerror}") from error
         found.append((file.name, status.st_size, status.st_mtime_ns))
     return tuple(found)
@@ -168,6 +170,7 @@ def _weight_map(index: Path) -> dict[str, str]:
         if not isinstance(file, str):
             raise _outside(file)
     for name, file in weight_map.items():
+        check_name(name, INDEX_FILE)
         weight_map[name] = sys.intern(file)  # a million names share a few files
     return weight_map
 
@@ -176,7 +179,7 @@ def _check_files(folder: Path, files: list[str]) -> None:
     for file in files:
         if file != Path(file).name or not file.isprintable():
             raise _outside(file)
-        if not (folder / file).is_file():
+        if not is_file(folder / file):
             raise FileError(
                 f"{INDEX_FILE}: weight_map names {brief(file)}, which is missing from "
                 f"{folder}; fetch it, or rebuild the index"

@@ -50,10 +50,24 @@ def read_json(file: Path) -> Any:
     return parse_json(text, file.name)
 
 
+def is_file(file: Path) -> bool:
+    """Whether there is such a file; a name that cannot be one, being too long, is none.
+
+    pathlib raises for such a name.
+    """
+    try:
+        return file.is_file()
+    except OSError:
+        return False
+
+
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        seen: set[str] = set()
+        for twice, _ in pairs:
+            if twice in seen:
+                break
+            seen.add(twice)
         raise ValueError(f"the key {twice[:200]!r} is there twice")
     return found

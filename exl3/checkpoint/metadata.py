@@ -8,7 +8,7 @@ from pathlib import Path
 from reprlib import repr as brief  # a hostile value must not fill the log
 from typing import Any
 
-from exl3.checkpoint.json_files import read_json
+from exl3.checkpoint.json_files import is_file, read_json
 from exl3.format.errors import MetadataError, UnsupportedFormatError
 from exl3.format.metadata import QUANT_METHOD, QuantizationConfig, refuse_siblings
 from exl3.format.tail import TAIL, Tail
@@ -115,10 +115,10 @@ def add_files(metadata: Metadata, folder: Path) -> None:
         _add_quantization_file(metadata, read_json(file))
     tail = metadata.tail
     if tail is not None and tail.bits_file is not None:
-        if not (folder / tail.bits_file).is_file():
+        if not is_file(folder / tail.bits_file):
             raise MetadataError(
-                f"config.json: {TAIL}.bits_per_expert names {tail.bits_file}, which is "
-                f"not in {folder}; fetch it"
+                f"config.json: {TAIL}.bits_per_expert names {tail.bits_file!r}, which "
+                f"is not in {folder}; fetch it"
             )
         bits_map = read_json(folder / tail.bits_file)
         if not isinstance(bits_map, Mapping):

@@ -28,7 +28,7 @@ from exl3.checkpoint.modules import (
 )
 from exl3.checkpoint.stored_widths import StoredWidths, widths_of_modules
 from exl3.format.errors import FileError, MetadataError
-from exl3.format.names import parse_name
+from exl3.format.names import layer_of, parse_name
 
 __all__ = [
     "Checkpoint",
@@ -121,7 +121,9 @@ def _read(
     is_exl3 = any("trellis" in fields for fields in grouped.values())
     if is_exl3 or metadata.declared:
         listing.check()
-    if metadata.declared and not is_exl3:
+    num_layers = decoder_layers(text)
+    # A draft in a folder of its own may be dense under the config of an EXL3 trunk.
+    if metadata.declared and not is_exl3 and not _is_draft(grouped, num_layers):
         raise MetadataError(
             f"config.json: says that {folder} is EXL3, but none of its "
             f"{len(listing.headers)} tensors is a trellis; fetch the missing files, or "
@@ -132,8 +134,14 @@ def _read(
         add_files(metadata, folder)
         plan = _plan(grouped, metadata, text)
         listing.check_unlisted(plan.is_superseded)
-    widths = widths_of_modules(grouped, decoder_layers(text))
-    return Checkpoint(plan, widths), grouped
+    return Checkpoint(plan, widths_of_modules(grouped, num_layers)), grouped
+
+
+def _is_draft(grouped: Mapping[str, Fields], num_layers: int) -> bool:
+    """Whether these modules are draft layers and no decoder layer."""
+    found = (layer_of(module, num_layers) for module in grouped)
+    layers = [layer for layer in found if layer is not None]
+    return bool(layers) and min(layers) >= num_layers
 
 
 @contextmanager

@@ -28,7 +28,10 @@ _CUT_COLUMNS = {
 }
 _CUT_ROWS = {"o_proj", "down_proj", "out_proj", "w2"}
 #: Counts in a config that the ranks must divide.
-_HEADS = ("num_attention_heads", "linear_num_key_heads", "linear_num_value_heads")
+_DIVIDED = (
+    *("num_attention_heads", "linear_num_key_heads", "linear_num_value_heads"),
+    "moe_intermediate_size",
+)
 
 
 @dataclass(frozen=True)
@@ -86,19 +89,25 @@ def _expert_problem(layer: ExpertLayer, name: str, size: int) -> str | None:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Whole blocks of 128 columns around a range of columns."""
+    """Whole blocks of 128 features around a range of a stored dimension."""
 
-    start: int  # first stored column, a multiple of 128
-    stop: int  # end of the stored columns, a multiple of 128
-    skip: int  # columns before the range
-    keep: int  # columns of the range that are stored
+    start: int  # first feature of the blocks, a multiple of 128
+    stop: int  # end of the blocks, a multiple of 128
+    skip: int  # features of the blocks that come before the range
+    keep: int  # features of the range that are stored
 
 
 def blocks_around(start: int, stop: int, stored: int) -> Blocks:
-    """The blocks that a rank of a vocabulary-parallel head keeps.
+    """The blocks that a rank holds of a dimension that is cut anywhere.
 
-    vLLM cuts the vocabulary where it likes, so a rank keeps every block that its range
-    touches. Columns past the stored ones are padding, and nobody keeps them.
+    A head is: its vocabulary is divided without regard to blocks. A rank holds every
+    block that its range touches.
+
+    Args:
+        start: First feature of the rank's range.
+        stop: End of the range. Features past the stored ones are padding, and no rank
+            keeps them.
+        stored: Features as stored.
     """
     stop = min(stop, stored)
     start = min(start, stop)
@@ -138,10 +147,10 @@ def problem_with(
 ) -> str | None:
     """Why a checkpoint cannot be cut for so many ranks, or None if it can."""
     text = text_config(config)
-    for field in _HEADS:
-        heads = _count(text, field)
-        if heads is not None and heads % size:
-            return f"config.json: {size} ranks do not divide {field} {heads}"
+    for field in _DIVIDED:
+        count = _count(text, field)
+        if count is not None and count % size:
+            return f"config.json: {size} ranks do not divide {field} {count}"
     heads = _kv_heads(text)
     if heads is not None and heads % size and size % heads:
         return (
@@ -158,7 +167,7 @@ class InnerCut(NamedTuple):
     module: str
     dimension: str  # "in-features" or "out-features"
     features: int  # as stored
-    legal: list[int]  # sizes that cut it between blocks
+    legal: list[int]  # sizes that fit the checkpoint and cut this between blocks
 
 
 def inner_cuts(
@@ -169,6 +178,7 @@ def inner_cuts(
     They are served, and a block that two ranks touch is computed by both.
     """
     heads = _kv_heads(text_config(config))
+    legal = legal_sizes(plan, config)
     found = []
     for module, matrix in plan.linears.items():
         name = module.rpartition(".")[2]
@@ -179,10 +189,14 @@ def inner_cuts(
         else:
             continue
         # Several ranks may hold the same head of keys and values.
-        most = heads if heads is not None and name in ("k_proj", "v_proj") else size
-        if features % (HADAMARD * min(size, most)):
-            legal = [n for n in _SIZES if features % (HADAMARD * min(n, most)) == 0]
-            found.append(InnerCut(module, dimension, features, legal))
+        most = heads if name in ("k_proj", "v_proj") and heads else MAX_SIZE
+
+        def is_between(size: int, features: int = features, most: int = most) -> bool:
+            return features % (HADAMARD * min(size, most)) == 0
+
+        if not is_between(size):
+            fit = [n for n in legal if is_between(n)]
+            found.append(InnerCut(module, dimension, features, fit))
     return found
 
 

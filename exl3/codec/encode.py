@@ -176,16 +176,20 @@ def _quantize(
 
 
 def _stored_scales(name: str, su: Tensor, sv: Tensor) -> tuple[Tensor, Tensor]:
-    """The scales in fp16; a power of two moves between them if they need it to fit."""
-    largest = su.abs().max().item()
-    if largest and not 2**-8 < largest < 2**8:
-        shift = 2.0 ** -torch.tensor(largest).log2().round()
-        su, sv = su * shift, sv / shift
+    """The scales in fp16.
+
+    Those of the outputs are near 1. If the weights are so large or so small that those
+    of the inputs would not fit, both get half of it, as a power of two.
+    """
+    largest = su.abs().max()
+    if largest > 0 and not 2**-8 < largest < 2**8:
+        half = 2.0 ** (largest / sv.abs().max()).log2().div(2).round()
+        su, sv = su / half, sv * half
     suh, svh = su.half(), sv.half()
     if not (suh.isfinite().all() and svh.isfinite().all()):
         raise ValueError(
-            f"{name}: weights up to {largest:.3g} on the codebook's scale need scales "
-            "beyond fp16; check the source checkpoint"
+            f"{name}: its rows and columns need scales up to {su.abs().max():.3g} and "
+            f"{sv.abs().max():.3g}, and fp16 ends at 65504; check the source checkpoint"
         )
     return suh, svh
 

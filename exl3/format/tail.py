@@ -218,9 +218,8 @@ class _Fields:
 
     def bits_file(self) -> tuple[str, str]:
         value = self.get("bits_per_expert")
-        found = re.fullmatch(
-            r"([^/\\:\0]+):([^:]+)", value if type(value) is str else ""
-        )
+        text = value if isinstance(value, str) and value.isprintable() else ""
+        found = re.fullmatch(r"([^/\\:]{1,200}):([^:]{1,200})", text)
         if found is None or found[1] in (".", ".."):
             raise self.error(
                 "bits_per_expert", "'file.json:field', the file in the same folder"

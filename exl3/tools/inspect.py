@@ -8,7 +8,7 @@ What it accepts, the server loads: both ask the same reader.
 import argparse
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,8 @@ def run(options: argparse.Namespace) -> int:
     widths = resolve_widths(text_config(config), checkpoint.widths)
     if options.tp is not None:
         check_tensor_parallel(checkpoint.plan, config, options.tp)
-    report = summarize(checkpoint.plan, modules, config, widths)
+    sizes = sorted({*_COMMON_SIZES, options.tp or 2})
+    report = summarize(checkpoint.plan, modules, config, widths, sizes)
     print(json.dumps(report, indent=2) if options.json else "\n".join(_lines(report)))
     return 0
 
@@ -84,29 +85,37 @@ def summarize(
     modules: Mapping[str, Mapping[str, TensorHeader]],
     config: Mapping[str, Any],
     widths: Iterable[int] | None,
+    sizes: Sequence[int] = _COMMON_SIZES,
 ) -> dict[str, Any]:
-    """Everything that `exl3 inspect --json` prints."""
+    """Everything that `exl3 inspect --json` prints.
+
+    Args:
+        plan: The checkpoint's plan.
+        modules: All its tensors, by module.
+        config: Its `config.json`.
+        widths: Routed experts of each layer, if layers differ.
+        sizes: Numbers of ranks to say of why they do not fit, or what they cut.
+    """
     rows = _rows(plan, modules, decoder_layers(text_config(config)))
     drafts = [row for row in rows if row.draft]
+    draft = "exl3" if any(row.exl3_bytes for row in drafts) else "dense"
     return {
         "is_exl3": plan.is_exl3,
         "layers": [_plain(row) for row in rows],
         "expert_widths": None if widths is None else list(widths),
-        "draft": ("exl3" if any(row.exl3_bytes for row in drafts) else "dense")
-        if drafts
-        else None,
+        "draft": draft if drafts else None,
         "tensors": sum(map(len, modules.values())),
         "exl3_bytes": sum(row.exl3_bytes for row in rows),
         "dense_bytes": sum(row.dense_bytes for row in rows),
         "tensor_parallel": legal_sizes(plan, config),
         "not_tensor_parallel": {
             size: problem
-            for size in _COMMON_SIZES
+            for size in sizes
             if (problem := problem_with(plan, config, size)) is not None
         },
         "cut_inside_blocks": {
             size: [cut._asdict() for cut in cuts]
-            for size in _COMMON_SIZES
+            for size in sizes
             if (cuts := inner_cuts(plan, config, size))
             and problem_with(plan, config, size) is None
         },

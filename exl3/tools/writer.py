@@ -88,6 +88,7 @@ class CheckpointWriter:
             return
         path = self._shard_path(len(self._shards) + 1)
         save_file(self._open, path, metadata={"format": "pt"})
+        path.chmod(0o644)  # safetensors lets only the owner read what it writes
         self._shards.append(list(self._open))
         self._total_bytes += self._open_bytes
         self._open, self._open_bytes = {}, 0

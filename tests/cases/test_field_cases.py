@@ -3,7 +3,30 @@
 """Reports of people who serve such checkpoints, each as a small input.
 
 A case is met where a person meets it first: when the config and the headers are read,
-in seconds and before any weight. What needs an engine is in tests/serving.
+in seconds and before any weight. These are the cases, and where the others are tested:
+
+1. Shared vectors are declared without their schema.
+2. The draft is rank-sliced too. Also tests/serving/test_exl3_logprobs.py.
+3. Another family has rank-sliced names. Also there.
+4. Bits differ within a layer and within an expert. Also there.
+5. The index and the shards differ.
+6. Two files give different bits.
+7. `tensor_storage` is incomplete, or keyed otherwise.
+8. One matrix covers several outputs: tests/quantization/test_exl3_linear.py.
+9. A config class refuses to name a field that varies: tests/models.
+10. Only the trunk is EXL3, or only the draft. Also tests/serving.
+11. Signs are packed. Also tests/serving.
+12. Every layer has a width of its own. Also tests/serving.
+13. Routing groups do not divide a width.
+14. A router's bias is wider than its gate.
+15. Layers differ in how many experts have how many bits. Also tests/serving.
+16. Ranks do not divide the experts that they share: tests/serving/test_exl3_matrix.py.
+17. Widths have many spellings. Also tests/exl3/test_expert_widths.py.
+19. Ranks cut inside a block of 128: tests/exl3/test_ranks.py.
+20. Dimensions are padded where they are stored. Also tests/serving.
+22. Tensors go straight to their place: tests/quantization/test_exl3_loading.py.
+24. One token comes over and over: tests/serving/test_exl3_published_shape.py.
+25. A checkpoint has a million tensors: tests/exl3/test_plan_scale.py.
 """
 
 import json

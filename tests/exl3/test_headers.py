@@ -106,10 +106,12 @@ def test_index_must_stay_in_the_folder(tmp_path, name):
 
 
 def test_missing_shard_is_named(tmp_path):
-    index = {"weight_map": {"t": "model-00002.safetensors"}}
-    (tmp_path / INDEX_FILE).write_text(json.dumps(index))
-    with pytest.raises(CheckpointError, match=r"model-00002\.safetensors', which"):
-        read_folder(tmp_path)
+    for name in ("model-00002.safetensors", "x" * 5000):
+        index = {"weight_map": {"t": name}}
+        (tmp_path / INDEX_FILE).write_text(json.dumps(index))
+        says = rf"{name[:8]}.*{name[-8:]}', which is missing"
+        with pytest.raises(CheckpointError, match=says):
+            read_folder(tmp_path)
 
 
 def test_a_link_to_nothing_is_named(tmp_path):
@@ -120,7 +122,11 @@ def test_a_link_to_nothing_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"weight_map": 3}', "\x00", "[" * 100_000]
+    "text",
+    [
+        *("", "[]", "{}", '{"weight_map": 3}', "\x00", "[" * 100_000),
+        '{"weight_map": {"x\\ny": "model.safetensors"}}',
+    ],
 )
 def test_damaged_index_is_refused(tmp_path, text):
     (tmp_path / INDEX_FILE).write_text(text)
@@ -133,6 +139,7 @@ def test_a_fingerprint_tells_every_change_of_the_files(tmp_path):
     file = write_file(tmp_path / "m.safetensors", {"x": entry([1])}, 2)
     seen.add(fingerprint(tmp_path))
     (tmp_path / "README.md").touch()
+    (tmp_path / "generation_config.json").symlink_to(tmp_path / "never-fetched")
     assert fingerprint(tmp_path) in seen
     write_file(file, {"x": entry([22])}, 44)
     seen.add(fingerprint(tmp_path))

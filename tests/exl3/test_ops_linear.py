@@ -2,6 +2,8 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
 """The linear op against float64 products with independently decoded weights."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ import torch
 from exl3 import ops
 from tests.exl3_layers import (
     DTYPES,
+    ISAS,
     RATES,
     error_bound,
     linear_arguments,
@@ -32,39 +35,48 @@ def dense(x, layers):
 
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("words, codebook", RATES)
-def test_every_rate_and_dtype(words, codebook, exact):
+def test_every_rate_and_dtype(monkeypatch, words, codebook, exact):
     rng = np.random.default_rng(words + codebook)
     layer = make_layer(rng, 384, 256, words, codebook)
+    weight, arguments = layer.weight(), linear_arguments([layer])
     for dtype in DTYPES:
         for rows in (1, 5, 20):
             x = draw(rng, rows, 384, dtype)
-            got = ops.linear(x, bias=None, exact=exact, **linear_arguments([layer]))
-            assert got.dtype == dtype
-            error = relative_error(got, dense(x, [layer]))
-            assert error < error_bound(dtype, exact), (dtype, rows)
+            wanted = x.double().numpy() @ weight
+            for isa in ISAS:
+                monkeypatch.setenv("EXL3_CPU_ISA", isa)
+                got = ops.linear(x, bias=None, exact=exact, **arguments)
+                assert got.dtype == dtype
+                error = relative_error(got, wanted)
+                assert error < error_bound(dtype, exact), (dtype, rows, isa)
 
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("codebook", [1, 2])
-def test_any_number_of_rows(rows, codebook):
+def test_any_number_of_rows(monkeypatch, rows, codebook):
     rng = np.random.default_rng(rows)
     layer = make_layer(rng, 640, 128, 48, codebook)
     x = draw(rng, rows, 640, torch.float32)
-    for exact in (True, False):
+    wanted = dense(x, [layer])
+    for isa, exact in itertools.product(ISAS, (True, False)):
+        monkeypatch.setenv("EXL3_CPU_ISA", isa)
         got = ops.linear(x, bias=None, exact=exact, **linear_arguments([layer]))
         assert got.shape == (rows, 128)
         if rows:
-            assert relative_error(got, dense(x, [layer])) < error_bound(x.dtype, exact)
+            assert relative_error(got, wanted) < error_bound(x.dtype, exact), isa
 
 
 @pytest.mark.parametrize("k, n", [(128, 128), (128, 1152), (2176, 128), (4224, 384)])
-def test_any_multiple_of_128(k, n):
+@pytest.mark.parametrize("codebook", [1, 2])
+def test_any_multiple_of_128(monkeypatch, k, n, codebook):
     rng = np.random.default_rng(k + n)
-    layer = make_layer(rng, k, n, 64, 1)
+    layer = make_layer(rng, k, n, 64, codebook)
     x = draw(rng, 7, k, torch.float32)
-    for exact in (True, False):
+    wanted = dense(x, [layer])
+    for isa, exact in itertools.product(ISAS, (True, False)):
+        monkeypatch.setenv("EXL3_CPU_ISA", isa)
         got = ops.linear(x, bias=None, exact=exact, **linear_arguments([layer]))
-        assert relative_error(got, dense(x, [layer])) < error_bound(x.dtype, exact)
+        assert relative_error(got, wanted) < error_bound(x.dtype, exact), isa
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -102,8 +114,10 @@ def test_x_narrower_than_stored(width):
     assert relative_error(got, dense(x, [layer])) < error_bound(x.dtype, exact=False)
 
 
-def test_exact_weights_are_the_formats():
+@pytest.mark.parametrize("isa", ISAS)
+def test_exact_weights_are_the_formats(monkeypatch, isa):
     """A unit vector in the rotated domain picks single decoded values, bit for bit."""
+    monkeypatch.setenv("EXL3_CPU_ISA", isa)
     rng = np.random.default_rng(0)
     for words, codebook in RATES:
         layer = make_layer(rng, 128, 128, words, codebook)
@@ -135,7 +149,9 @@ def test_strides_and_batch_dimensions():
     assert one.shape == (128,)
 
 
-def test_runs_repeat_bit_for_bit():
+@pytest.mark.parametrize("isa", ISAS)
+def test_runs_repeat_bit_for_bit(monkeypatch, isa):
+    monkeypatch.setenv("EXL3_CPU_ISA", isa)
     rng = np.random.default_rng(2)
     layer = make_layer(rng, 512, 512, 48, 2)
     arguments = linear_arguments([layer])
@@ -148,6 +164,21 @@ def test_runs_repeat_bit_for_bit():
             assert torch.equal(ops.linear(x, bias=None, **arguments), first)
         finally:
             torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("codebook", [1, 2])
+def test_infinities_and_nan_stay_in_their_row(monkeypatch, isa, codebook):
+    monkeypatch.setenv("EXL3_CPU_ISA", isa)
+    rng = np.random.default_rng(6)
+    layer = make_layer(rng, 256, 128, 64, codebook)
+    x = draw(rng, 5, 256, torch.float32)
+    x[1, 7], x[3, 200] = np.inf, np.nan
+    x[4] = 0
+    got = ops.linear(x, bias=None, **linear_arguments([layer]))
+    assert got[[0, 2]].isfinite().all()
+    assert not got[[1, 3]].isfinite().any()
+    assert not got[4].any()
 
 
 @pytest.mark.parametrize(

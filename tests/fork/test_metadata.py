@@ -32,7 +32,7 @@ def test_what_is_left_out_is_offered_as_an_extra(metadata):
     }
 
 
-def test_commands_are_upstreams_and_the_librarys(metadata):
+def test_commands_are_those_of_upstream_and_the_library(metadata):
     assert metadata.entry_points == {
         "console_scripts": [
             "vllm = vllm.entrypoints.cli.main:main",

@@ -14,11 +14,11 @@ import pytest
 import torch
 from torch import nn
 
-from exl3.checkpoint.plan import CheckpointPlan, ExpertLayer
+from exl3.checkpoint.experts import ExpertLayer
 from exl3.format.constants import Codebook
 from exl3.format.errors import RankError, TensorError
 from tests.exl3_layers import error_bound, make_layer, relative_error
-from tests.quantization.conftest import stored_tensors
+from tests.exl3_stored import stored_tensors
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.quantization.exl3.experts import (
     Exl3ExpertsMethod,
@@ -146,7 +146,7 @@ def make_rank(stored, rank=0, size=1, experts=None, intermediate=None, **fields)
     layer._map_global_expert_id_to_local_expert_id = lambda expert: (
         local.index(expert) if expert in local else -1
     )
-    method = Exl3ExpertsMethod(moe, NAME, CheckpointPlan(experts={NAME: stored.plan}))
+    method = Exl3ExpertsMethod(moe, NAME, stored.plan)
     method.create_weights(
         layer, len(local), HIDDEN, moe.intermediate_size // size, torch.float32
     )

@@ -14,7 +14,7 @@ import torch
 from exl3.checkpoint.plan import CheckpointPlan
 from exl3.format.errors import TensorError
 from tests.exl3_layers import error_bound, make_layer, relative_error
-from tests.quantization.conftest import planned, stored_tensors
+from tests.exl3_stored import planned, stored_tensors
 from vllm.model_executor.layers.linear import (
     ColumnParallelLinear,
     MergedColumnParallelLinear,
@@ -48,7 +48,7 @@ def load(layer, layers):
     for name, stored in layers.items():
         for field, tensor in stored_tensors(stored).items():
             buffer = tensor.clone()
-            layer.quant_method.load(name, field, buffer)
+            layer.quant_method.load(layer, name, field, buffer)
             buffer.fill_(0)
 
 
@@ -254,7 +254,7 @@ def test_packed_signs_are_unpacked(as_rank, rng, side):
     del tensors[field]
     tensors[side] = torch.from_numpy(packed)
     for name, tensor in tensors.items():
-        layer.quant_method.load("m.o", name, tensor)
+        layer.quant_method.load(layer, "m.o", name, tensor)
     x = rng.standard_normal((2, 128))
     assert relative_error(run(layer, x), x @ stored.weight()) < BOUND
 
@@ -278,7 +278,7 @@ def test_a_damaged_tensor_is_named(as_rank, rng, field, damage, says):
     )
     tensor = damage(stored_tensors(layers["m.o"])[field])
     with pytest.raises(TensorError, match=says):
-        layer.quant_method.load("m.o", field, tensor)
+        layer.quant_method.load(layer, "m.o", field, tensor)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ TOLERANCE = 0.01  # as in test_exl3_logprobs.py
 
 DRAFT = {"speculative_config": MTP}
 COMPILED = {"enforce_eager": False}
+# No two ranks can share 7 or 5 experts evenly.
+EP2 = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
 
 pytestmark = pytest.mark.slow
 
@@ -26,6 +28,9 @@ pytestmark = pytest.mark.slow
         pytest.param("shared vectors", {"tensor_parallel_size": 2}, id="shared"),
         pytest.param("draft alone", {"tensor_parallel_size": 2}, id="draft"),
         pytest.param("every kind", {"tensor_parallel_size": 2}, id="every kind"),
+        pytest.param("every format", EP2, id="experts on two ranks"),
+        pytest.param("two ranks", EP2, id="slices, experts on two ranks"),
+        pytest.param("padded", {"tensor_parallel_size": 2}, id="padded"),
         pytest.param("two ranks", COMPILED, id="compiled"),
         pytest.param("every kind", COMPILED, id="every kind, compiled"),
     ],

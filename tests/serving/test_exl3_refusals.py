@@ -108,8 +108,10 @@ FOLDERS = {
 }
 #: Options that a sound pack cannot be served with.
 OPTIONS = {
-    # o_proj has 256 in-features, and the shared experts have 256 between them.
-    "four ranks": ({"tensor_parallel_size": 4}, ["128", "tensor-parallel", "[1, 2]"]),
+    "four ranks": (
+        {"tensor_parallel_size": 4},
+        ["model.layers.1.mlp.experts", "2 slices of 128", "4 ranks", "[1, 2]"],
+    ),
     "another method": ({"quantization": "fp8"}, ["exl3", "fp8"]),
 }
 REFUSED = {

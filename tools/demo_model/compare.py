@@ -12,9 +12,10 @@ decoder makes of its trellises.
 import argparse
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -48,56 +49,80 @@ class Comparison:
     reference_mtp_agreement: float
 
 
-@torch.no_grad()
-def outputs(model: DemoModel, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of every next token `[T - 1, vocab]`, and right drafts.
+class Outputs(NamedTuple):
+    """What a model says of one text."""
 
-    Args:
-        model: The model.
-        tokens: A text's token ids `[T]`.
-    """
+    logprobs: Tensor  # of every next token, float32 [tokens - 1, vocab]
+    right: Tensor  # whether each draft is the trunk's greedy choice, bool [tokens - 2]
+
+
+@torch.no_grad()
+def outputs(model: DemoModel, tokens: Tensor) -> Outputs:
+    """Runs `model` over the token ids `[tokens]` of a text."""
     hidden = model.trunk(tokens[None, :-1])
     logits = model.logits(hidden)[0]
     draft = model.logits(model.draft(hidden[:, :-1], tokens[None, 1:-1]))[0]
-    return logits.log_softmax(-1), draft.argmax(-1) == logits[1:].argmax(-1)
+    right = draft.argmax(-1) == logits[1:].argmax(-1)
+    return Outputs(logits.log_softmax(-1), right)
 
 
 def compare(
-    reference: DemoModel, model: DemoModel, texts: Iterable[Tensor], num_bytes: int
+    reference: Sequence[Outputs],
+    model: DemoModel,
+    texts: Sequence[Tensor],
+    num_bytes: int,
 ) -> Comparison:
-    """Runs both models over `texts`.
+    """Runs a model over texts that its reference has read.
 
     Args:
-        reference: The model to compare with.
+        reference: The reference's `outputs` of each text.
         model: The model that is compared.
-        texts: Token ids of each text, the first token an end of text.
+        texts: Token ids of each text, no longer than the model's positions; the first
+            token is an end of text.
         num_bytes: UTF-8 bytes of all texts.
     """
-    nats = torch.zeros(2, dtype=torch.float64)
-    right = torch.zeros(2, dtype=torch.float64)
-    kl = same = tokens = drafts = 0.0
-    for text in texts:
-        for window in text.split(model.config.max_position_embeddings):
-            (expected, expected_right), (found, found_right) = (
-                outputs(each, window) for each in (reference, model)
-            )
-            nats[0] += F.nll_loss(expected, window[1:], reduction="sum")
-            nats[1] += F.nll_loss(found, window[1:], reduction="sum")
-            right += torch.stack([expected_right.sum(), found_right.sum()])
-            kl += float(F.kl_div(found, expected, reduction="sum", log_target=True))
-            same += float((found.argmax(-1) == expected.argmax(-1)).sum())
-            tokens += len(found)
-            drafts += len(found_right)
-    reference_bits, bits = (nats / math.log(2) / num_bytes).tolist()
-    reference_agreement, agreement = (right / drafts).tolist()
+    # Nats of the reference and the model, their right drafts, divergence, same choices.
+    sums = torch.zeros(6, dtype=torch.float64)
+    for text, expected in zip(texts, reference, strict=True):
+        found = outputs(model, text)
+        same = found.logprobs.argmax(-1) == expected.logprobs.argmax(-1)
+        sums += torch.stack(
+            [
+                F.nll_loss(expected.logprobs, text[1:], reduction="sum"),
+                F.nll_loss(found.logprobs, text[1:], reduction="sum"),
+                expected.right.sum(),
+                found.right.sum(),
+                F.kl_div(
+                    found.logprobs, expected.logprobs, reduction="sum", log_target=True
+                ),
+                same.sum(),
+            ]
+        )
+    tokens = sum(len(text) - 1 for text in texts)
+    drafts = tokens - len(texts)
+    reference_nats, nats, reference_right, right, kl, same_choices = sums.tolist()
     return Comparison(
-        bits_per_byte=bits,
-        bits_per_byte_ratio=bits / reference_bits,
+        bits_per_byte=nats / math.log(2) / num_bytes,
+        bits_per_byte_ratio=nats / reference_nats,
         kl=kl / tokens,
-        top1=same / tokens,
-        mtp_agreement=agreement,
-        reference_mtp_agreement=reference_agreement,
+        top1=same_choices / tokens,
+        mtp_agreement=right / drafts,
+        reference_mtp_agreement=reference_right / drafts,
     )
+
+
+def heldout_windows(data: Data, longest: int) -> list[Tensor]:
+    """The held-out chapters, cut where a model's positions end."""
+    return [window for chapter in data.heldout for window in chapter.split(longest)]
+
+
+def compare_folders(source: Path, pack: Path, work_dir: Path) -> Comparison:
+    """Compares two checkpoints on all held-out chapters."""
+    data = Data(work_dir)
+    reference, model = load_checkpoint(source), load_checkpoint(pack)
+    texts = heldout_windows(data, model.config.max_position_embeddings)
+    expected = [outputs(reference, text) for text in texts]
+    return compare(expected, model, texts, data.heldout_bytes)
 
 
 def main() -> None:
@@ -107,9 +132,7 @@ def main() -> None:
     parser.add_argument("pack", type=Path)
     parser.add_argument("--work-dir", type=Path, required=True)
     args = parser.parse_args()
-    data = Data(args.work_dir)
-    models = load_checkpoint(args.reference), load_checkpoint(args.pack)
-    found = compare(*models, data.heldout, data.heldout_bytes)
+    found = compare_folders(args.reference, args.pack, args.work_dir)
     print(json.dumps(asdict(found), indent=2))
 
 

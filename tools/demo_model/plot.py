@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
-"""The loss curves of a run as an SVG picture."""
+"""The curves of a run and of a comparison as SVG pictures."""
+
+import math
 
 WIDTH, HEIGHT, MARGIN = 640, 320, 48
 
@@ -53,4 +55,45 @@ def loss_curves(log: list[dict]) -> str:
         )
         parts.append(f'<polyline fill="none" stroke="{colour}" points="{points}"/>')
         parts.append(text(right, MARGIN + 14 * row, label, colour))
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+# Codebook, colour.
+CODEBOOKS = (("3inst", "#1f77b4"), ("mcg", "#2ca02c"), ("mul1", "#d62728"))
+
+
+def divergence_curves(points: dict[str, dict[int, float]]) -> str:
+    """Draws the KL divergence over the bits, one curve a codebook, on a log scale.
+
+    Args:
+        points: Nats a token by codebook and bits.
+    """
+    values = [kl for curve in points.values() for kl in curve.values()]
+    bits = sorted({bits for curve in points.values() for bits in curve})
+    low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
+    left, right, bottom = MARGIN + 24, WIDTH - MARGIN, HEIGHT - MARGIN
+
+    def x_of(number: int) -> float:
+        return left + (right - left) * (number - bits[0]) / (bits[-1] - bits[0])
+
+    def y_of(kl: float) -> float:
+        share = (math.log10(kl) - low) / (high - low)
+        return bottom - (bottom - MARGIN) * share
+
+    title = "KL divergence from BF16, nats a token (held-out text), by bits a weight"
+    parts = [SVG_HEAD, text(right, MARGIN - 24, title, "black")]
+    for number in bits:
+        parts.append(text(x_of(number) + 3, bottom + 16, str(number), "black"))
+    for power in range(low, high + 1):
+        y = y_of(10.0**power)
+        parts.append(f'<path stroke="#ddd" d="M{left},{y:.1f}H{right}"/>')
+        parts.append(text(left - 8, y + 4, f"{10.0**power:g}", "black"))
+    for row, (codebook, colour) in enumerate(CODEBOOKS):
+        curve = sorted(points[codebook].items())
+        places = " ".join(f"{x_of(n):.1f},{y_of(kl):.1f}" for n, kl in curve)
+        parts.append(f'<polyline fill="none" stroke="{colour}" points="{places}"/>')
+        for number, kl in curve:
+            place = f'cx="{x_of(number):.1f}" cy="{y_of(kl):.1f}"'
+            parts.append(f'<circle {place} r="3" fill="{colour}"/>')
+        parts.append(text(right, MARGIN + 14 * row, codebook, colour))
     return "\n".join([*parts, "</svg>"]) + "\n"

@@ -4,7 +4,7 @@
 
 from typing import TYPE_CHECKING
 
-from exl3.checkpoint.ranks import expert_part
+from exl3.checkpoint.ranks import check_tensor_parallel, expert_part
 from vllm.config import model_upstream as upstream
 from vllm.fork import extend
 from vllm.transformers_utils.exl3 import QUANT_METHOD, checkpoint_plan
@@ -27,11 +27,15 @@ def _verify_with_parallel_config(
     plan = checkpoint_plan(self.model, self.revision)
     if plan is None or parallel_config.enable_expert_parallel:
         return
-    # Experts are cut for all ranks together, as vLLM does without expert parallelism.
-    ranks = parallel_config.tensor_parallel_size * parallel_config.data_parallel_size
+    tensor_parallel = parallel_config.tensor_parallel_size
+    # Without expert parallelism vLLM cuts experts for the data parallel ranks too.
+    ranks = tensor_parallel * parallel_config.data_parallel_size
     ranks *= parallel_config.prefill_context_parallel_size
-    for name, layer in plan.experts.items():
-        expert_part(layer, name, ranks, 0)
+    if ranks == tensor_parallel:
+        check_tensor_parallel(plan, self.hf_config.to_dict(), ranks)
+    else:
+        for name, layer in plan.experts.items():
+            expert_part(layer, name, ranks, 0)
 
 
 _upstream_verify = upstream.ModelConfig.verify_with_parallel_config

@@ -33,26 +33,26 @@ def resolve_config(
     Raises:
         CheckpointError: The checkpoint is EXL3 and contradicts itself.
     """
-    folder = local_folder(model, revision)
     declared = _is_declared(config)
-    plan = None
+    stamp = {"quant_method": QUANT_METHOD}
+    plan = CheckpointPlan()
+    folder = local_folder(model, revision)
     if folder is not None:
         try:
             plan = read_folder(folder).plan
         except FileError:  # upstream may read it all the same
             if declared:
                 raise
-    stamp = {"quant_method": QUANT_METHOD}
-    if plan is not None and plan.is_exl3:
+    if not (plan.is_exl3 or (declared and folder is None)):
+        return
+    if folder is not None:
         # What is compiled for one checkpoint must not be taken for another one in its
         # place, and vLLM's cache of compiled graphs is keyed by the config.
         stamp["files"] = _digest(folder)
-    elif not declared or folder is not None:
-        return
     text = config.get_text_config()
     for part in {id(config): config, id(text): text}.values():
         part.quantization_config = dict(stamp)
-        if plan is not None and _has_head(plan):
+        if _has_head(plan):
             # Converters store a head of its own for tied embeddings.
             part.tie_word_embeddings = False
 

@@ -37,7 +37,7 @@ EXL3_HD constexpr bool legal_words(int64_t words, int64_t codebook) {
 // half a bit less and the odd ones half a bit more.
 EXL3_HD constexpr int fresh_bits(int words, int t) { return (words / 8 + (t & 1)) / 2; }
 
-// Where weight t's own bits end; for odd t at half rates a multiple of words / 8 too.
+// Where weight t's own bits end.
 EXL3_HD constexpr int end_bit(int words, int t) { return (t + 1) * words / 16; }
 
 // Ring word i, of the tile's stored words.

@@ -5,9 +5,9 @@
 
 #include <algorithm>
 
-#include "exl3/cpu/hadamard.h"
 #include "exl3/cpu/numbers.h"
 #include "exl3/cpu/portable.h"
+#include "exl3/cpu/rotation.h"
 
 namespace exl3::cpu {
 namespace {
@@ -36,7 +36,8 @@ void decode_block(const Trellis& w, int64_t row, int64_t column, Block& block) {
 }  // namespace
 
 void dequant(const Trellis& w, int64_t n, const uint16_t* suh, const uint16_t* svh,
-             float* out, const ParallelFor& parallel) {
+             float* out, Isa isa, const ParallelFor& parallel) {
+  const Rotation& rotation = select_rotation(isa);
   const int64_t across = n / kHadamardBlock;
   parallel(w.k / kHadamardBlock * across, [&](int64_t unit) {
     const int64_t row = unit / across * kHadamardBlock;
@@ -46,11 +47,11 @@ void dequant(const Trellis& w, int64_t n, const uint16_t* suh, const uint16_t* s
     if (suh != nullptr) {
       // H is symmetric: the rows of W' are rotated as if they were outputs.
       transpose(block);
-      for (auto& line : block) rotate_output(line, suh + row, kHadamardBlock);
+      for (auto& line : block) rotation.output(line, suh + row, kHadamardBlock);
       transpose(block);
     }
     for (int i = 0; i < kHadamardBlock; ++i) {
-      if (svh != nullptr) rotate_output(block[i], svh + column, kHadamardBlock);
+      if (svh != nullptr) rotation.output(block[i], svh + column, kHadamardBlock);
       std::copy_n(block[i], kHadamardBlock, out + (row + i) * n + column);
     }
   });

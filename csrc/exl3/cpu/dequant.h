@@ -14,6 +14,6 @@ namespace exl3::cpu {
 // out [k, n] = diag(suh) H W H diag(svh). Without suh [k] nothing is done on the left,
 // without svh [n] nothing on the right; without both, out is W itself.
 void dequant(const Trellis& w, int64_t n, const uint16_t* suh, const uint16_t* svh,
-             float* out, const ParallelFor& parallel);
+             float* out, Isa isa, const ParallelFor& parallel);
 
 }  // namespace exl3::cpu

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "exl3/codec/trellis.h"
+#include "exl3/cpu/isa.h"
 
 namespace exl3::cpu {
 
@@ -28,15 +29,16 @@ struct Kernel {
   const char* name;
   // Size of `rows` packed rows of k activations, a multiple of a cache line.
   size_t (*packed_bytes)(int64_t rows, int64_t k);
-  // Packs one rotated row [k] as row number `row` of `packed`.
-  void (*pack)(const float* x, int64_t k, int64_t row, std::byte* packed);
-  // y [rows, 16], of row stride `y_stride`, = packed activations times a strip.
-  void (*multiply)(const Trellis& w, int64_t strip, const std::byte* packed,
-                   int64_t rows, float* y, int64_t y_stride);
+  // Packs one rotated row [k] as row number `row` of the `rows` in `packed`.
+  void (*pack)(const float* x, int64_t k, int64_t row, int64_t rows, std::byte* packed);
+  // y [rows, 16 * strips], of row stride `y_stride`, = packed activations times
+  // neighbouring strips.
+  void (*multiply)(const Trellis& w, int64_t first_strip, int64_t strips,
+                   const std::byte* packed, int64_t rows, float* y, int64_t y_stride);
 };
 
-// The fastest kernel of this machine for `rows` rows. With `exact`, the weights have
-// the format's own fp16 values and the activations are float.
-const Kernel& select_kernel(Codebook codebook, int64_t rows, bool exact);
+// The fastest kernel of the instruction set for `rows` rows. With `exact`, the weights
+// have the format's own fp16 values and the activations are float.
+const Kernel& select_kernel(Isa isa, Codebook codebook, int64_t rows, bool exact);
 
 }  // namespace exl3::cpu

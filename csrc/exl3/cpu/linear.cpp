@@ -6,8 +6,8 @@
 #include <algorithm>
 
 #include "exl3/cpu/buffer.h"
-#include "exl3/cpu/hadamard.h"
 #include "exl3/cpu/product.h"
+#include "exl3/cpu/rotation.h"
 
 namespace exl3::cpu {
 namespace {
@@ -27,7 +27,7 @@ class Rows {
       const int64_t end = shard.skip + shard.keep;
       const int64_t columns = (end - begin + kHadamardBlock - 1) / kHadamardBlock;
       products_.emplace_back(shard.w, begin, columns * kHadamardBlock, count,
-                             layer.exact);
+                             layer.exact, layer.isa);
       starts_.push_back(width_);
       width_ += shard.keep;
     }
@@ -53,8 +53,8 @@ class Rows {
   void rotate_in(int64_t index, int64_t row) {
     const Shard& shard = layer_.shards[index];
     Buffer<float> rotated(shard.w.k);
-    rotate_input(element(layer_.x, (first_ + row) * layer_.width), layer_.dtype,
-                 layer_.width, shard.suh, shard.w.k, rotated.data());
+    rotation_.input(element(layer_.x, (first_ + row) * layer_.width), layer_.dtype,
+                    layer_.width, shard.suh, shard.w.k, rotated.data());
     products_[index].pack(rotated.data(), row);
   }
 
@@ -62,16 +62,17 @@ class Rows {
     const Shard& shard = layer_.shards[index];
     Product& product = products_[index];
     const int64_t begin = first_column(shard);
-    rotate_output(product.y(row), shard.svh + begin, product.strips() * kTileSide);
+    rotation_.output(product.y(row), shard.svh + begin, product.columns());
     float* kept = product.y(row) + (shard.skip - begin);
     if (layer_.bias != nullptr) {
-      add(layer_.bias, starts_[index], shard.keep, layer_.dtype, kept);
+      rotation_.add(layer_.bias, starts_[index], shard.keep, layer_.dtype, kept);
     }
-    store(kept, shard.keep, layer_.out, (first_ + row) * width_ + starts_[index],
-          layer_.dtype);
+    rotation_.store(kept, shard.keep, layer_.out,
+                    (first_ + row) * width_ + starts_[index], layer_.dtype);
   }
 
   const Linear& layer_;
+  const Rotation& rotation_ = select_rotation(layer_.isa);
   int64_t first_;
   int64_t count_;
   int64_t width_ = 0;

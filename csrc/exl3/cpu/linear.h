@@ -31,6 +31,7 @@ struct Linear {
   int64_t width;  // at most the shards' k
   std::vector<Shard> shards;
   bool exact;
+  Isa isa;
 };
 
 void linear(const Linear& layer, const ParallelFor& parallel);

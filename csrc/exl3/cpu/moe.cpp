@@ -7,8 +7,8 @@
 #include <cmath>
 
 #include "exl3/cpu/buffer.h"
-#include "exl3/cpu/hadamard.h"
 #include "exl3/cpu/product.h"
+#include "exl3/cpu/rotation.h"
 
 namespace exl3::cpu {
 namespace {
@@ -32,9 +32,11 @@ class Batch {
       : layer_(layer), parts_(std::move(parts)), sums_(sums) {
     for (const Part& part : parts_) {
       for (const Trellis* w : {&part.expert->gate, &part.expert->up}) {
-        gate_up_.emplace_back(*w, 0, layer.intermediate, part.rows, layer.exact);
+        gate_up_.emplace_back(*w, 0, layer.intermediate, part.rows, layer.exact,
+                              layer.isa);
       }
-      down_.emplace_back(part.expert->down, 0, layer.hidden, part.rows, layer.exact);
+      down_.emplace_back(part.expert->down, 0, layer.hidden, part.rows, layer.exact,
+                         layer.isa);
       for (int64_t row = 0; row < part.rows; ++row) {
         rows_.push_back({static_cast<int64_t>(down_.size()) - 1, row});
       }
@@ -62,10 +64,10 @@ class Batch {
     const int64_t token = part.routes[row.row].token;
     const int64_t bytes = layer_.dtype == DType::kFloat32 ? 4 : 2;
     Buffer<float> rotated(layer_.hidden);
-    rotate_input(static_cast<const char*>(layer_.x) + token * layer_.width * bytes,
-                 layer_.dtype, layer_.width,
-                 part.expert->suh13 + projection * layer_.hidden, layer_.hidden,
-                 rotated.data());
+    rotation_.input(static_cast<const char*>(layer_.x) + token * layer_.width * bytes,
+                    layer_.dtype, layer_.width,
+                    part.expert->suh13 + projection * layer_.hidden, layer_.hidden,
+                    rotated.data());
     gate_up_[2 * row.part + projection].pack(rotated.data(), row.row);
   }
 
@@ -74,14 +76,14 @@ class Batch {
     const int64_t width = layer_.intermediate;
     float* gate = gate_up_[2 * row.part].y(row.row);
     float* up = gate_up_[2 * row.part + 1].y(row.row);
-    rotate_output(gate, expert.svh13, width);
-    rotate_output(up, expert.svh13 + width, width);
+    rotation_.output(gate, expert.svh13, width);
+    rotation_.output(up, expert.svh13 + width, width);
     for (int64_t i = 0; i < width; ++i) {
       const float g = std::min(gate[i], layer_.limit);
       const float u = std::clamp(up[i], -layer_.limit, layer_.limit);
       gate[i] = g / (1.0f + std::exp(-g)) * u;
     }
-    rotate_input(gate, DType::kFloat32, width, expert.suh2, width, up);
+    rotation_.input(gate, DType::kFloat32, width, expert.suh2, width, up);
     down_[row.part].pack(up, row.row);
   }
 
@@ -93,12 +95,13 @@ class Batch {
       const Route& route = part.routes[row.row];
       float* y = down_[row.part].y(row.row) + first;
       float* sum = sums_ + route.token * layer_.hidden + first;
-      rotate_output(y, part.expert->svh2 + first, kHadamardBlock);
+      rotation_.output(y, part.expert->svh2 + first, kHadamardBlock);
       for (int i = 0; i < kHadamardBlock; ++i) sum[i] += route.weight * y[i];
     }
   }
 
   const Moe& layer_;
+  const Rotation& rotation_ = select_rotation(layer_.isa);
   std::vector<Part> parts_;
   float* sums_;  // [tokens, hidden]
   std::vector<Row> rows_;
@@ -142,9 +145,10 @@ void moe(const Moe& layer, const ParallelFor& parallel) {
   }
   if (rows > 0) Batch(layer, std::move(parts), sums.data()).run(parallel);
 
+  const Rotation& rotation = select_rotation(layer.isa);
   parallel(layer.tokens, [&](int64_t token) {
-    store(sums.data() + token * layer.hidden, layer.width, layer.out,
-          token * layer.width, layer.dtype);
+    rotation.store(sums.data() + token * layer.hidden, layer.width, layer.out,
+                   token * layer.width, layer.dtype);
   });
 }
 

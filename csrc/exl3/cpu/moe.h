@@ -45,6 +45,7 @@ struct Moe {
   std::vector<std::vector<Route>> routes;  // [local experts], in order of token
   float limit;  // silu(min(gate, limit)) * clamp(up, -limit, limit)
   bool exact;
+  Isa isa;
 };
 
 // A token's sum runs in order of virtual experts, whatever else is in the batch.

@@ -3,12 +3,10 @@
 //
 #include "exl3/cpu/portable.h"
 
-#include <algorithm>
 #include <array>
-#include <cstring>
 #include <memory>
 
-#include "exl3/cpu/buffer.h"
+#include "exl3/cpu/float_rows.h"
 
 namespace exl3::cpu {
 namespace {
@@ -23,47 +21,32 @@ std::unique_ptr<Table> make_table(Codebook codebook) {
   return table;
 }
 
-size_t packed_bytes(int64_t rows, int64_t k) {
-  return round_up(rows * k * sizeof(float), kCacheLine);
-}
+template <Codebook kCodebook>
+struct Portable {
+  using Weight = float;
+  using Activation = float;
+  static constexpr int64_t kTiles = 16;  // 16 KiB, half of a usual L1 cache
+  static constexpr int kRows = 1;
 
-void pack(const float* x, int64_t k, int64_t row, std::byte* packed) {
-  std::memcpy(packed + row * k * sizeof(float), x, k * sizeof(float));
-}
-
-// Tiles that are decoded before they are used: 16 KiB, half of a usual L1 cache.
-constexpr int64_t kBlockTiles = 16;
-
-void multiply(const Trellis& w, int64_t strip, const std::byte* packed, int64_t rows,
-              float* y, int64_t y_stride) {
-  const float* table = codebook_table(w.codebook);
-  const uint16_t* tiles = w.strip(strip);
-  const auto* x = reinterpret_cast<const float*>(packed);
-  const int64_t count = w.k / kTileSide;
-  float block[kBlockTiles * kTileWeights];
-  for (int64_t row = 0; row < rows; ++row) {
-    std::fill_n(y + row * y_stride, kTileSide, 0.0f);
-  }
-  for (int64_t first = 0; first < count; first += kBlockTiles) {
-    const int64_t used = std::min(kBlockTiles, count - first);
-    for (int64_t i = 0; i < used; ++i) {
-      decode_tile(tiles + (first + i) * w.words, w.words, table,
-                  block + i * kTileWeights, kTileSide);
+  static void decode(const uint16_t* tiles, int words, int64_t count, float* block) {
+    const float* table = codebook_table(kCodebook);
+    for (int64_t i = 0; i < count; ++i) {
+      decode_tile(tiles + i * words, words, table, block + i * kTileWeights, kTileSide);
     }
-    for (int64_t row = 0; row < rows; ++row) {
-      const float* x_row = x + row * w.k + first * kTileSide;
-      float sums[kTileSide] = {};
-      for (int64_t i = 0; i < used * kTileSide; ++i) {
-        for (int column = 0; column < kTileSide; ++column) {
-          sums[column] += x_row[i] * block[i * kTileSide + column];
-        }
-      }
+  }
+
+  template <int>
+  static void multiply(const float* block, int64_t tiles, const float* x, int64_t,
+                       float* y, int64_t) {
+    float sums[kTileSide] = {};
+    for (int64_t i = 0; i < tiles * kTileSide; ++i) {
       for (int column = 0; column < kTileSide; ++column) {
-        y[row * y_stride + column] += sums[column];
+        sums[column] += x[i] * block[i * kTileSide + column];
       }
     }
+    for (int column = 0; column < kTileSide; ++column) y[column] += sums[column];
   }
-}
+};
 
 }  // namespace
 
@@ -83,6 +66,10 @@ void decode_tile(const uint16_t* tile, int words, const float* table, float* out
   }
 }
 
-const Kernel kPortable{"portable", packed_bytes, pack, multiply};
+const Kernel kPortable[kCodebooks] = {
+    float_kernel<Portable<Codebook::k3Inst>>("portable"),
+    float_kernel<Portable<Codebook::kMcg>>("portable"),
+    float_kernel<Portable<Codebook::kMul1>>("portable"),
+};
 
 }  // namespace exl3::cpu

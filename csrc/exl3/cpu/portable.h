@@ -15,6 +15,6 @@ const float* codebook_table(Codebook codebook);
 void decode_tile(const uint16_t* tile, int words, const float* table, float* out,
                  int64_t stride);
 
-extern const Kernel kPortable;
+extern const Kernel kPortable[kCodebooks];
 
 }  // namespace exl3::cpu

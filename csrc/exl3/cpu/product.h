@@ -11,6 +11,7 @@
 #include "exl3/cpu/buffer.h"
 #include "exl3/cpu/kernel.h"
 #include "exl3/cpu/parallel.h"
+#include "exl3/cpu/rotation.h"
 
 namespace exl3::cpu {
 
@@ -19,16 +20,27 @@ namespace exl3::cpu {
 class Product {
  public:
   Product(const Trellis& w, int64_t first_column, int64_t columns, int64_t rows,
-          bool exact);
+          bool exact, Isa isa);
 
   // Row number `row` of x, rotated. Rows may be packed from several threads.
-  void pack(const float* x, int64_t row) { kernel_->pack(x, w_.k, row, x_.data()); }
+  void pack(const float* x, int64_t row) {
+    kernel_->pack(x, w_.k, row, rows_, x_.data());
+  }
   float* y(int64_t row) { return y_.data() + row * columns_; }
-  int64_t rows() const { return rows_; }
-  int64_t strips() const { return columns_ / kTileSide; }
-  void multiply(int64_t strip);
+  int64_t columns() const { return columns_; }
+  // Strips are computed in units, which share a pass over the activations. Few rows
+  // have small units, so that there is work for many threads.
+  int64_t units() const { return (strips() + unit_strips() - 1) / unit_strips(); }
+  void multiply(int64_t unit);
 
  private:
+  int64_t strips() const { return columns_ / kTileSide; }
+  int64_t unit_strips() const {
+    return rows_ < kManyRows ? 1 : kHadamardBlock / kTileSide;
+  }
+
+  static constexpr int64_t kManyRows = 16;
+
   Trellis w_;
   int64_t first_strip_;
   int64_t columns_;
@@ -38,7 +50,7 @@ class Product {
   Buffer<float> y_;
 };
 
-// Computes every y, in parallel over all strips of all products.
+// Computes every y, in parallel over all units of all products.
 void multiply_all(std::vector<Product>& products, const ParallelFor& parallel);
 
 }  // namespace exl3::cpu

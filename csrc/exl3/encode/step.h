@@ -22,26 +22,26 @@ namespace exl3::encode {
 // Tiles that are searched together, since they share the reads of the table.
 constexpr int kBatch = 2;
 
-// Bits of a cost that name the predecessor. Values are multiples of 4 = 2^(kTagBits/2),
-// hence squares are multiples of 16, and leave the tag alone.
+// Bits of a cost that name the predecessor. Values are multiples of 2^(kTagBits / 2)
+// and squares of 2^kTagBits, so sums leave the tag alone.
 constexpr int kTagBits = 4;
 constexpr int kTags = 1 << kTagBits;
 constexpr int32_t kTagMask = kTags - 1;
 
-// Values are multiples of 2^-10, as int16 multiples of 2^-12. Differences saturate at
-// 8 and squares at 64 = 2^30. A node that costs 64 more than the cheapest is never on
-// the best path of a tile in the codebook's range, so costs may saturate there too;
-// and 2^30 + 2^30 - 1 fits.
-constexpr int kValueFraction = 12;
+// Values are int16, in multiples of 4. Differences of theirs saturate at 2^15 and
+// squares at 2^30. A node that costs that much more than the cheapest is never on the
+// best path of a tile in the codebook's range, so costs may saturate there too; and
+// 2^30 + 2^30 - 1 fits.
 constexpr int32_t kValueStep = 1 << (kTagBits / 2);
 constexpr int32_t kCostLimit = (1 << 30) - kTags;
 
 struct Step {
-  // Values of all states, int16 in the low halves of int32; ordered by table_state.
+  // Values of all states [65536], int16 in the low halves of int32, in the order in
+  // which the step reads them; see table_state.
   const int32_t* table;
   int32_t weight[kBatch];         // as a value in the table
   const int32_t* before[kBatch];  // costs [2^(16 - kIn)]
-  int32_t* after[kBatch];         // costs [2^(16 - kOut)]; the least of before is 0
+  int32_t* after[kBatch];         // costs [2^(16 - kOut)], less `least`
   uint8_t* chosen[kBatch];  // [2^(16 - kOut)] q of each node, in the low kOut bits
   int32_t least[kBatch];    // in: least cost before; out: least cost after
 };
@@ -67,17 +67,19 @@ constexpr int lane_node(int lane, int lanes, int in) {
   return period == 1 ? lane : (lane % period << in) + lane / period;
 }
 
-// The state whose value is entry i of a step's table.
-constexpr int table_state(int i, int lanes, int in) {
-  return i / lanes * lanes + lane_node(i % lanes, lanes, in);
+// The state whose value is entry i of a step's table: lanes in one vector, then the
+// vectors of all q for the same nodes.
+constexpr int table_state(int i, int lanes, int in, int out) {
+  const int vector = i / lanes;
+  const int q = vector % (1 << out);
+  const int node = (vector >> out) * lanes + lane_node(i % lanes, lanes, in);
+  return q << (16 - out) | node;
 }
 
-// What one tier offers.
+// The search with one instruction set.
 struct Tier {
-  const char* name;
   int lanes;
-  // By in and out; null where no rate has such a step.
-  StepFunction (*step)(int in, int out);
+  StepFunction (*step)(int in, int out);  // null where no rate has such a step
 };
 
 Tier portable_tier();
@@ -111,7 +113,7 @@ void step(Step& s) {
 #pragma GCC unroll 16
       for (int q_low = 0; q_low < kLow; ++q_low) {
         const int q = q_high * kLow + q_low;
-        const Int value = V::load(s.table + (q << (16 - kOut)) + node);
+        const Int value = V::load(s.table + (node << kOut) + q * V::kLanes);
         const int predecessor = (q << kTagShift) + (node >> kIn);
         for (int b = 0; b < kBatch; ++b) {
           const Int cost =
@@ -132,16 +134,14 @@ void step(Step& s) {
       }
     }
     for (int b = 0; b < kBatch; ++b) {
-      Int q = best[b];
-      if constexpr (kHigh > 1) q = V::insert(high[b], q);
-      V::store_bytes(s.chosen[b] + node, V::template in_order<kIn>(q));
-
-      Int cost =
-          V::min(V::subtract(best[b], least_before[b]), V::broadcast(kCostLimit));
+      const Int found = V::template in_order<kIn>(best[b]);
+      Int q = found;
+      if constexpr (kHigh > 1) q = V::insert(V::template in_order<kIn>(high[b]), q);
+      V::store_bytes(s.chosen[b] + node, q);
+      const Int cost =
+          V::min(V::subtract(found, least_before[b]), V::broadcast(kCostLimit));
       least[b] = V::min(least[b], cost);
-      cost =
-          V::insert(V::template in_order<kIn>(cost), V::template tags<kTagShift>(node));
-      V::store(s.after[b] + node, cost);
+      V::store(s.after[b] + node, V::insert(cost, V::template tags<kTagShift>(node)));
     }
   }
   for (int b = 0; b < kBatch; ++b) s.least[b] = V::least(least[b]) & ~kTagMask;

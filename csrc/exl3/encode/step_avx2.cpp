@@ -92,7 +92,7 @@ struct Avx2 {
 
 }  // namespace
 
-Tier avx2_tier() { return {"avx2", Avx2::kLanes, find_step<Avx2>}; }
+Tier avx2_tier() { return {Avx2::kLanes, find_step<Avx2>}; }
 
 }  // namespace exl3::encode
 

@@ -77,7 +77,7 @@ struct Avx512 {
 
 }  // namespace
 
-Tier avx512_tier() { return {"avx512", Avx512::kLanes, find_step<Avx512>}; }
+Tier avx512_tier() { return {Avx512::kLanes, find_step<Avx512>}; }
 
 }  // namespace exl3::encode
 

@@ -3,34 +3,22 @@
 
 #include "exl3/encode/tiers.h"
 
-#include <cstdlib>
-#include <cstring>
+#include "exl3/cpu/isa.h"
 
 namespace exl3::encode {
-namespace {
 
-Tier choose() {
+Tier usable_tier() {
 #if defined(__x86_64__)
-  const char* best = std::getenv("EXL3_CPU_ISA");
-  const auto allowed = [&](const char* isa) {
-    return !best || !std::strcmp(best, isa);
-  };
-  if (allowed("avx512") && __builtin_cpu_supports("avx512f") &&
-      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vnni")) {
-    return avx512_tier();
-  }
-  if ((allowed("avx512") || allowed("avx2")) && __builtin_cpu_supports("avx2")) {
-    return avx2_tier();
+  switch (cpu::usable_isa()) {
+    case cpu::Isa::kAvx512:
+      return avx512_tier();
+    case cpu::Isa::kAvx2:
+      return avx2_tier();
+    default:
+      break;
   }
 #endif
   return portable_tier();
-}
-
-}  // namespace
-
-const Tier& tier() {
-  static const Tier chosen = choose();
-  return chosen;
 }
 
 }  // namespace exl3::encode

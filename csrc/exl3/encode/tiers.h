@@ -6,8 +6,7 @@
 
 namespace exl3::encode {
 
-// The fastest tier that this CPU has. EXL3_CPU_ISA, where set, names the best one to
-// use: avx512, avx2 or portable. Chosen once.
-const Tier& tier();
+// The search with the best instruction set that may be used, see cpu::usable_isa.
+Tier usable_tier();
 
 }  // namespace exl3::encode

@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "exl3/cpu/dequant.h"
-#include "exl3/cpu/hadamard.h"
 #include "exl3/cpu/linear.h"
 #include "exl3/cpu/moe.h"
+#include "exl3/cpu/rotation.h"
 #include "exl3/torch/arguments.h"
 
 namespace {
@@ -69,6 +69,7 @@ Tensor linear(const Tensor& x, const Tensor& trellis, const Tensor& suh,
   layer.rows = call.rows;
   layer.width = call.width;
   layer.exact = exact;
+  layer.isa = exl3::cpu::usable_isa();
   for (size_t i = 0; i < call.shards.size(); ++i) {
     const exl3::ops::StoredShard& shard = call.shards[i];
     layer.shards.push_back({trellis_of(call.trellis, shard.matrix),
@@ -126,6 +127,7 @@ Tensor moe(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weights,
   layer.slices = call.slices;
   layer.limit = call.limit;
   layer.exact = exact;
+  layer.isa = exl3::cpu::usable_isa();
   layer.routes = route(call);
   const int64_t hidden = call.hidden, intermediate = call.intermediate;
   for (int64_t v = 0; v < call.virtual_experts; ++v) {
@@ -156,7 +158,8 @@ Tensor dequant(const Tensor& trellis, const std::optional<Tensor>& suh,
   exl3::ops::DequantCall call =
       exl3::ops::check_dequant(trellis, suh, svh, k, n, words, codebook);
   exl3::cpu::dequant(trellis_of(call.trellis, call.matrix), n, call.suh, call.svh,
-                     call.out.mutable_data_ptr<float>(), parallel);
+                     call.out.mutable_data_ptr<float>(), exl3::cpu::usable_isa(),
+                     parallel);
   return call.out;
 }
 
@@ -168,14 +171,19 @@ Tensor hadamard(const Tensor& x, const std::optional<Tensor>& pre,
   const auto* source = static_cast<const char*>(call.x.const_data_ptr());
   void* target = call.out.mutable_data_ptr();
   const int64_t bytes = dtype == DType::kFloat32 ? 4 : 2;
+  const auto& rotation = exl3::cpu::select_rotation(exl3::cpu::usable_isa());
   parallel(call.rows * call.width / kBlock, [&](int64_t block) {
     const int64_t first = block * kBlock;
     const int64_t column = first % call.width;
     float values[kBlock];
-    exl3::cpu::rotate_input(source + first * bytes, dtype, kBlock,
-                            call.pre ? call.pre + column : nullptr, kBlock, values);
-    if (call.post) exl3::cpu::multiply(values, call.post + column, kBlock);
-    exl3::cpu::store(values, kBlock, target, first, dtype);
+    rotation.input(source + first * bytes, dtype, kBlock,
+                   call.pre ? call.pre + column : nullptr, kBlock, values);
+    if (call.post != nullptr) {
+      for (int i = 0; i < kBlock; ++i) {
+        values[i] *= exl3::cpu::half_to_float(call.post[column + i]);
+      }
+    }
+    rotation.store(values, kBlock, target, first, dtype);
   });
   return call.out;
 }

@@ -12,6 +12,7 @@
 #include <tuple>
 
 #include "exl3/codec/trellis.h"
+#include "exl3/encode/tiers.h"
 #include "exl3/encode/viterbi.h"
 
 namespace {
@@ -36,12 +37,13 @@ std::tuple<Tensor, Tensor> encode_tiles(Tensor tiles, int64_t words, int64_t cod
   float* decoded = values.mutable_data_ptr<float>();
   constexpr int64_t kBatch = exl3::encode::kBatch;
   const int64_t batches = (num + kBatch - 1) / kBatch;
+  const exl3::encode::Tier tier = exl3::encode::usable_tier();
   // Threads take batches as they get free, since another process may hold a core.
   std::atomic<int64_t> next{0};
   const int64_t threads = std::min<int64_t>(torch::stable::get_num_threads(), batches);
   torch::stable::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
     exl3::encode::TileEncoder encoder(static_cast<int>(words),
-                                      static_cast<exl3::Codebook>(codebook));
+                                      static_cast<exl3::Codebook>(codebook), tier);
     for (int64_t batch = next++; batch < batches; batch = next++) {
       const int64_t first = batch * kBatch;
       encoder.encode(in + first * exl3::kTileWeights,

@@ -78,33 +78,40 @@ class Exl3Config(QuantizationConfig):
             if (mapped := hf_to_vllm_mapper.map_name(name)) is not None
         }
 
-    def stored_names(self, prefix: str) -> list[str]:
-        """The checkpoint's names of the EXL3 modules that a layer is made of.
+    def parts_of(self, prefix: str) -> list[str | None]:
+        """The modules that a layer is made of, in the order of its outputs.
 
         Args:
             prefix: The layer's name in this model.
 
         Returns:
-            In the order of the layer's outputs; empty if the layer is dense.
-
-        Raises:
-            TensorError: Some of the layer's modules are EXL3, and others dense.
+            The checkpoint's name of each, or None if it is dense.
         """
         parent, dot, leaf = prefix.rpartition(".")
         # The draft's head is stored one level deeper than it is built.
         for name in (prefix, f"{parent}{dot}shared_head.{leaf}"):
             if name in self._stored:
                 return [self._stored[name]]
-        parts = self.packed_modules_mapping.get(leaf) or _FUSED.get(leaf, [])
-        names = [f"{parent}{dot}{part}" for part in parts]
-        found = [name for name in names if name in self._stored]
-        if found and found != names:
-            dense = [name for name in names if name not in found]
+        parts = self.packed_modules_mapping.get(leaf) or _FUSED.get(leaf, [leaf])
+        return [self._stored.get(f"{parent}{dot}{part}") for part in parts]
+
+    def stored_names(self, prefix: str) -> list[str]:
+        """As `parts_of`, for a layer that runs all its modules alike.
+
+        Returns:
+            The checkpoint's names; empty if the layer is dense.
+
+        Raises:
+            TensorError: Some of the modules are EXL3, and others dense.
+        """
+        names = self.parts_of(prefix)
+        found = [name for name in names if name is not None]
+        if found and len(found) != len(names):
             raise TensorError(
-                f"{', '.join(found)}: EXL3, but {', '.join(dense)} is dense, and vLLM "
-                "runs them as one layer; store all of them alike"
+                f"{', '.join(found)}: EXL3, but the rest of {prefix} is dense, and "
+                "vLLM runs them as one layer; store all of them alike"
             )
-        return [self._stored[name] for name in found]
+        return found
 
     def get_quant_method(
         self, layer: torch.nn.Module, prefix: str
@@ -128,11 +135,13 @@ class Exl3Config(QuantizationConfig):
             stored = self._stored.get(prefix)
             if stored is None:
                 return None
-            return Exl3ExpertsMethod(layer.moe_config, stored, self.plan)
+            return Exl3ExpertsMethod(
+                layer.moe_config, stored, self.plan.experts[stored]
+            )
         if isinstance(layer, LinearBase | ParallelLMHead):
             names = self.stored_names(prefix)
             if names:
                 matrices = {name: self.plan.linears[name] for name in names}
-                return Exl3LinearMethod(prefix, matrices, self.plan)
+                return Exl3LinearMethod(prefix, matrices)
             return UnquantizedLinearMethod() if isinstance(layer, LinearBase) else None
         return None

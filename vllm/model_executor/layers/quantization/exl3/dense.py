@@ -14,6 +14,7 @@ from torch import nn
 from exl3 import ops
 from exl3.format.constants import padded
 from exl3.format.errors import TensorError
+from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.quantization.exl3.config import Exl3Config
 from vllm.model_executor.layers.quantization.exl3.tensors import (
     BIAS,
@@ -49,13 +50,17 @@ class DenseModules:
                 continue
             # A draft's block is built one level deeper than it is stored.
             name = getattr(module, "prefix", "") or path.replace(".mtp_block.", ".")
-            names = quant_config.stored_names(name)
-            sizes = getattr(module, "output_sizes", None) or [weight.shape[0]]
-            if len(sizes) != len(names):
-                sizes = [weight.shape[0]]
-            for stored, size in zip(names, sizes, strict=False):
-                if stored in self.plan.linears:
-                    self._shapes[stored] = size, weight.shape[1]
+            parts = quant_config.parts_of(name)
+            if isinstance(module, LinearBase):
+                inputs = module.input_size
+                sizes = getattr(module, "output_sizes", [module.output_size])
+            else:
+                sizes, inputs = weight.shape[:1], weight.shape[1]
+            if len(sizes) != len(parts):  # one module has several outputs
+                sizes = [sum(sizes)]
+            for stored, size in zip(parts, sizes, strict=False):
+                if stored is not None:
+                    self._shapes[stored] = size, inputs
 
     def __contains__(self, module: str) -> bool:
         return module in self._shapes
@@ -104,7 +109,7 @@ class DenseModules:
                 "model?"
             )
         weight = ops.dequant(
-            parts[TRELLIS].transpose(0, 1).contiguous(),
+            parts[TRELLIS].transpose(0, 1).flatten(),
             parts[INPUT],
             parts[OUTPUT],
             matrix.in_features,

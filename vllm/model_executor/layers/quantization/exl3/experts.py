@@ -9,14 +9,13 @@ each intermediate feature by itself. A rank holds some of the slices, or a part 
 
 import math
 from collections.abc import Iterator
-from itertools import accumulate
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from exl3 import ops
-from exl3.checkpoint.plan import CheckpointPlan, ExpertLayer
+from exl3.checkpoint.experts import ExpertLayer
 from exl3.checkpoint.ranks import expert_part
 from exl3.format.constants import TILE, Codebook, padded
 from exl3.format.errors import TensorError
@@ -54,18 +53,18 @@ class Exl3ExpertsMethod(FusedMoEMethodBase):
     Args:
         moe: The layer's config.
         name: The experts' name in the checkpoint.
-        plan: The checkpoint's.
+        stored: How they are stored.
     """
 
-    def __init__(self, moe: FusedMoEConfig, name: str, plan: CheckpointPlan):
+    def __init__(self, moe: FusedMoEConfig, name: str, stored: ExpertLayer):
         super().__init__(moe)
         self.name = name
-        self.plan = plan
-        self.stored: ExpertLayer = plan.experts[name]
+        self.stored = stored
         parallel = moe.moe_parallel_config
-        self.part = expert_part(self.stored, name, parallel.tp_size, parallel.tp_rank)
-        #: Views of the slabs' matrices, [virtual expert][gate, up, down].
-        self._trellises: list[list[torch.Tensor]] = []
+        self.part = expert_part(stored, name, parallel.tp_size, parallel.tp_rank)
+        #: [virtual expert][gate, up, down]: where its trellis starts in its slab, the
+        #: words of a tile and the codebook, as the op `moe` takes them.
+        self._layout: list[list[list[int]]] = []
         self._local: dict[int, int] = {}  # local index of each expert of this rank
 
     def create_weights(
@@ -85,54 +84,22 @@ class Exl3ExpertsMethod(FusedMoEMethodBase):
         """
         self._refuse_unsupported(layer)
         self._check_sizes(layer, hidden_size)
-        width, slices = self.stored.width, self.part.slices
-        local = {
-            e: layer._map_global_expert_id_to_local_expert_id(e) for e in range(width)
-        }
-        self._local = {expert: index for expert, index in local.items() if index != -1}
+        for expert in range(self.stored.width):
+            index = layer._map_global_expert_id_to_local_expert_id(expert)
+            if index != -1:
+                self._local[expert] = index
         hidden, size = self.stored.hidden, self.part.intermediate
-        virtual = num_experts * len(slices)
-
-        words = [[0, 0, 0] for _ in range(virtual)]
-        codebooks = [[0, 0, 0] for _ in range(virtual)]
-        for expert, index in self._local.items():
-            for code, _ in enumerate(PROJECTIONS):
-                encoding = self.stored.encodings[expert][code]
-                for virtual_expert in self._virtual(index):
-                    words[virtual_expert][code] = encoding.words
-                    codebooks[virtual_expert][code] = int(encoding.codebook)
-        tiles = hidden * size // TILE**2
-        # A slab holds gate and up of an expert after one another; another one down.
-        up_sizes = [tiles * count for row in words for count in row[:2]]
-        down_sizes = [tiles * row[2] for row in words]
-        layer.w13_trellis = _parameter(sum(up_sizes), torch.int16)
-        layer.w2_trellis = _parameter(sum(down_sizes), torch.int16)
+        virtual = num_experts * len(self.part.slices)
+        up, down = self._lay_out(virtual)
+        layer.w13_trellis = _parameter(up, torch.int16)
+        layer.w2_trellis = _parameter(down, torch.int16)
         layer.w13_suh = _parameter((virtual, 2, hidden), torch.float16)
         layer.w13_svh = _parameter((virtual, 2, size), torch.float16)
         layer.w2_suh = _parameter((virtual, size), torch.float16)
         layer.w2_svh = _parameter((virtual, hidden), torch.float16)
-
-        up_starts = [0, *accumulate(up_sizes)]
-        down_starts = [0, *accumulate(down_sizes)]
-        offsets = [
-            [up_starts[2 * index], up_starts[2 * index + 1], down_starts[index]]
-            for index in range(virtual)
-        ]
         layer.register_buffer(
-            "exl3_experts",
-            torch.tensor([offsets, words, codebooks]).permute(1, 2, 0).contiguous(),
-            persistent=False,
+            "exl3_layout", torch.tensor(self._layout, dtype=torch.int64), False
         )
-        ups = layer.w13_trellis.data.split(up_sizes)
-        downs = layer.w2_trellis.data.split(down_sizes)
-        self._trellises = [
-            [
-                ups[2 * index].view(size // TILE, hidden // TILE, -1),
-                ups[2 * index + 1].view(size // TILE, hidden // TILE, -1),
-                downs[index].view(hidden // TILE, size // TILE, -1),
-            ]
-            for index in range(virtual)
-        ]
         self._limit = math.inf if layer.swiglu_limit is None else layer.swiglu_limit
 
     def get_fused_moe_quant_config(self, layer: RoutedExperts) -> None:
@@ -164,7 +131,7 @@ class Exl3ExpertsMethod(FusedMoEMethodBase):
             topk_weights.to(torch.float32),
             layer.w13_trellis,
             layer.w2_trellis,
-            layer.exl3_experts,
+            layer.exl3_layout,
             layer.w13_suh,
             layer.w13_svh,
             layer.w2_suh,
@@ -219,11 +186,13 @@ class Exl3ExpertsMethod(FusedMoEMethodBase):
         if part == MARKER:
             check_marker(tensor, self._needed(matrix)[0], name)
         elif part == TRELLIS:
-            slab = self._trellises[virtual[0]][code]
-            check_trellis(tensor, (k // TILE, n // TILE, slab.shape[-1]), name)
+            start, words, _ = self._layout[virtual[0]][code]
+            check_trellis(tensor, (k // TILE, n // TILE, words), name)
             tiles = slice(self.part.start // TILE, self.part.stop // TILE)
-            cut = tensor[tiles] if down else tensor[:, tiles]
-            slab.copy_(cut.transpose(0, 1))
+            strips = (tensor[tiles] if down else tensor[:, tiles]).transpose(0, 1)
+            slab = layer.w2_trellis if down else layer.w13_trellis
+            place = slab.data[start : start + strips.numel()]
+            place.view(strips.shape).copy_(strips)
         else:
             vector = scales(tensor, field, k if part == INPUT else n, name)
             if down == (part == INPUT):  # the intermediate side
@@ -252,10 +221,26 @@ class Exl3ExpertsMethod(FusedMoEMethodBase):
         rank = f".rank{matrix.rank}" if self.stored.sliced else ""
         return f"{self.name}.{expert}.{spelling}{rank}.{field}"
 
-    def _virtual(self, index: int) -> range:
-        """The virtual experts of a local expert."""
-        count = len(self.part.slices)
-        return range(index * count, (index + 1) * count)
+    def _lay_out(self, virtual: int) -> tuple[int, int]:
+        """Places the matrices of all virtual experts one after another.
+
+        Args:
+            virtual: Their number.
+
+        Returns:
+            int16 words of the slab of gate and up, and of that of down.
+        """
+        tiles = self.stored.hidden * self.part.intermediate // TILE**2
+        ends = [0, 0]
+        self._layout = [[[0, 0, 0] for _ in PROJECTIONS] for _ in range(virtual)]
+        for expert, index in self._local.items():
+            for slice_ in range(len(self.part.slices)):
+                row = self._layout[index * len(self.part.slices) + slice_]
+                for code, encoding in enumerate(self.stored.encodings[expert]):
+                    slab = PROJECTIONS[code] == "down"
+                    row[code] = [ends[slab], encoding.words, int(encoding.codebook)]
+                    ends[slab] += tiles * encoding.words
+        return ends[0], ends[1]
 
     def _without_padding(self, vector: torch.Tensor) -> torch.Tensor:
         """Zeroes what gate and up give beyond the model's intermediate size.

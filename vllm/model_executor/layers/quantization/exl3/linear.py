@@ -17,7 +17,6 @@ from torch.nn import functional
 
 from exl3 import ops
 from exl3.checkpoint.matrix import Matrix
-from exl3.checkpoint.plan import CheckpointPlan
 from exl3.checkpoint.ranks import Blocks, blocks_around
 from exl3.format.constants import TILE, padded
 from exl3.format.errors import TensorError
@@ -29,7 +28,7 @@ from vllm.model_executor.layers.linear import (
 )
 from vllm.model_executor.layers.quantization.exl3.tensors import (
     INPUT,
-    OUTPUT,
+    MARKER,
     PARTS,
     TRELLIS,
     check_marker,
@@ -46,10 +45,9 @@ class Shard:
 
     module: str  # the matrix's name in the checkpoint
     matrix: Matrix
-    columns: Blocks  # what this rank keeps of it
-    trellis: torch.Tensor  # its part of the slab, int16 [n/16, k/16, words]
-    suh: torch.Tensor  # float16 [k]
-    svh: torch.Tensor  # float16 [n]
+    blocks: Blocks  # what this rank holds of its columns
+    words: slice  # its part of the layer's trellises
+    columns: slice  # its part of the layer's svh
 
 
 class Exl3LinearMethod(LinearMethodBase):
@@ -58,15 +56,11 @@ class Exl3LinearMethod(LinearMethodBase):
     Args:
         prefix: The layer's name in the model.
         matrices: What it is made of, by the checkpoint's names, in order.
-        plan: The checkpoint's.
     """
 
-    def __init__(
-        self, prefix: str, matrices: Mapping[str, Matrix], plan: CheckpointPlan
-    ):
+    def __init__(self, prefix: str, matrices: Mapping[str, Matrix]):
         self.prefix = prefix
         self.matrices = matrices
-        self.plan = plan
         self.shards: list[Shard] = []
         #: Five integers for each shard, as the op `linear` takes them.
         self.layout: list[int] = []
@@ -94,34 +88,28 @@ class Exl3LinearMethod(LinearMethodBase):
         rows = self._rows_of(layer, input_size_per_partition, input_size)
         self._rows, self.lead = rows, rows.skip
         held = rows.stop - rows.start
-        cuts = list(self._columns_of(layer, output_partition_sizes))
-        sizes = [
-            (blocks.stop - blocks.start) * held // TILE**2 * matrix.words
-            for _, matrix, blocks in cuts
-        ]
-        columns = [blocks.stop - blocks.start for _, _, blocks in cuts]
-        layer.trellis = _parameter(sum(sizes), torch.int16)
-        layer.suh = _parameter((len(cuts), held), torch.float16)
-        layer.svh = _parameter(sum(columns), torch.float16)
-        trellises = layer.trellis.data.split(sizes)
-        outputs = layer.svh.data.split(columns)
-        for index, (module, matrix, blocks) in enumerate(cuts):
-            shape = (columns[index] // TILE, held // TILE, matrix.words)
+        words = columns = 0
+        for module, matrix, blocks in self._columns_of(layer, output_partition_sizes):
+            size = blocks.stop - blocks.start
+            trellis = size * held // TILE**2 * matrix.words
             self.shards.append(
                 Shard(
                     module,
                     matrix,
                     blocks,
-                    trellises[index].view(shape),
-                    layer.suh.data[index],
-                    outputs[index],
+                    slice(words, words + trellis),
+                    slice(columns, columns + size),
                 )
             )
-            self.layout += [columns[index], blocks.skip, blocks.keep]
+            self.layout += [size, blocks.skip, blocks.keep]
             self.layout += [matrix.words, int(matrix.codebook)]
+            words += trellis
+            columns += size
+        # MLA asks a layer for its weight's device by one of a few names; this is one.
+        layer.weight_packed = _parameter(words, torch.int16)
+        layer.suh = _parameter((len(self.shards), held), torch.float16)
+        layer.svh = _parameter(columns, torch.float16)
         layer.input_size_per_partition = input_size_per_partition
-        # MLA asks a layer for its weight's device by one of a few names.
-        layer.weight_packed = layer.trellis.data
 
     def apply(
         self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
@@ -135,41 +123,45 @@ class Exl3LinearMethod(LinearMethodBase):
         """
         if self.lead:
             x = functional.pad(x, (self.lead, 0))
-        return ops.linear(x, layer.trellis, layer.suh, layer.svh, bias, self.layout)
+        return ops.linear(
+            x, layer.weight_packed, layer.suh, layer.svh, bias, self.layout
+        )
 
-    def load(self, module: str, field: str, tensor: torch.Tensor) -> None:
+    def load(
+        self, layer: nn.Module, module: str, field: str, tensor: torch.Tensor
+    ) -> None:
         """Copies one stored tensor to its place.
 
         Args:
+            layer: The layer.
             module: The matrix that it belongs to, by the checkpoint's name.
             field: The last part of its name, but not `bias`.
             tensor: As it is stored. Its memory is free for reuse afterwards.
         """
         matrix, name = self.matrices[module], f"{module}.{field}"
         part = PARTS[field]
-        if part == TRELLIS:
-            check_trellis(tensor, trellis_shape(matrix), name)
-            rows = slice(self._rows.start // TILE, self._rows.stop // TILE)
-            tensor = tensor[rows]
-        elif part == INPUT:
-            tensor = scales(tensor, field, matrix.in_features, name)
-            tensor = tensor[self._rows.start : self._rows.stop]
-        elif part == OUTPUT:
-            tensor = scales(tensor, field, matrix.out_features, name)
-        else:
+        if part == MARKER:
             check_marker(tensor, matrix.codebook, name)
             return
-        for shard in self.shards:
+        rows = slice(self._rows.start, self._rows.stop)
+        if part == TRELLIS:
+            check_trellis(tensor, trellis_shape(matrix), name)
+            tensor = tensor[rows.start // TILE : rows.stop // TILE]
+        elif part == INPUT:
+            tensor = scales(tensor, field, matrix.in_features, name)[rows]
+        else:
+            tensor = scales(tensor, field, matrix.out_features, name)
+        for index, shard in enumerate(self.shards):
             if shard.module != module:
                 continue
-            start, stop = shard.columns.start, shard.columns.stop
+            start, stop = shard.blocks.start, shard.blocks.stop
             if part == TRELLIS:
-                strips = tensor[:, start // TILE : stop // TILE]
-                shard.trellis.copy_(strips.transpose(0, 1))
+                strips = tensor[:, start // TILE : stop // TILE].transpose(0, 1)
+                layer.weight_packed.data[shard.words].view(strips.shape).copy_(strips)
             elif part == INPUT:
-                shard.suh.copy_(tensor)
+                layer.suh.data[index].copy_(tensor)
             else:
-                shard.svh.copy_(tensor[start:stop])
+                layer.svh.data[shard.columns].copy_(tensor[start:stop])
 
     def _rows_of(self, layer: nn.Module, part: int, size: int) -> Blocks:
         """The rows that this rank holds."""

@@ -8,6 +8,7 @@ tensors, and the weights of EXL3 modules that the model builds dense.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from re import Match
 from typing import Any
 
 import torch
@@ -30,6 +31,8 @@ from vllm.model_executor.layers.quantization.exl3.tensors import (
     needed_parts,
 )
 
+#: How fields begin that a dense or otherwise quantized weight left behind.
+_OF_DENSE_WEIGHTS = ("weight", "input_scale")
 Weights = Iterable[tuple[str, torch.Tensor]]
 
 
@@ -57,12 +60,13 @@ class _Tensors:
     def __init__(self, model: nn.Module, quant_config: Exl3Config):
         self.plan: CheckpointPlan = quant_config.plan
         self.arrivals = Arrivals()
-        self.linears: dict[str, tuple[nn.Module, Exl3LinearMethod]] = {}
+        self.linears: dict[str, list[tuple[nn.Module, Exl3LinearMethod]]] = {}
         self.experts: dict[str, tuple[nn.Module, Exl3ExpertsMethod]] = {}
         for module in model.modules():
             method = getattr(module, "quant_method", None)
             if isinstance(method, Exl3LinearMethod):
-                self.linears.update(dict.fromkeys(method.matrices, (module, method)))
+                for name in method.matrices:
+                    self.linears.setdefault(name, []).append((module, method))
             elif isinstance(method, Exl3ExpertsMethod):
                 self.experts[method.name] = module, method
         self.dense = DenseModules(model, quant_config)
@@ -75,15 +79,20 @@ class _Tensors:
             if match is None:
                 yield name, tensor
                 continue
-            module, experts, expert, projection, rank, field = match.groups()
-            if experts in self.plan.experts:
-                part = PROJECTION_OF[projection]
-                self._place_expert(experts, expert, part, rank, field, name, tensor)
-            elif module not in self.plan.linears:
-                yield name, tensor
+            module, field = match["module"], match["field"]
+            is_expert = match["experts"] in self.plan.experts
+            if not is_expert and module not in self.plan.linears:
+                if not self.plan.is_superseded(name):
+                    yield name, tensor
+            elif field not in PARTS:
+                # A module may have more than its matrix: a gate has a bias of its own.
+                if not field.startswith(_OF_DENSE_WEIGHTS):
+                    yield name, tensor
+            elif is_expert:
+                self._place_expert(match, tensor)
             elif module in self.linears:
-                yield from self._place_linear(module, field, name, tensor)
-            elif module in self.dense and field in PARTS:
+                yield from self._place_linear(module, field, tensor)
+            elif module in self.dense:
                 self.arrivals.add(module, field, name)
                 yield from self.dense.add(module, field, tensor)
 
@@ -102,46 +111,39 @@ class _Tensors:
             )
 
     def _place_linear(
-        self, module: str, field: str, name: str, tensor: torch.Tensor
+        self, module: str, field: str, tensor: torch.Tensor
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        if field not in PARTS:  # a dense weight that the trellis took the place of
-            return
-        layer, method = self.linears[module]
+        name = f"{module}.{field}"
         self.arrivals.add(module, field, name)
-        if PARTS[field] == BIAS:
-            if getattr(layer, "bias", None) is None:
-                raise TensorError(
-                    f"{name}: the model has no bias there; is this the config of "
-                    "another model?"
-                )
-            # Stored with the padding of its matrix.
-            yield name, tensor[: method.out_features[module]]
-        else:
-            method.load(module, field, tensor)
+        if PARTS[field] != BIAS:
+            for layer, method in self.linears[module]:
+                method.load(layer, module, field, tensor)
+            return
+        layer, method = self.linears[module][0]
+        if getattr(layer, "bias", None) is None:
+            raise TensorError(
+                f"{name}: the model has no bias there; is this the config of another "
+                "model?"
+            )
+        # Stored with the padding of its matrix.
+        yield name, tensor[: method.out_features[module]]
 
-    def _place_expert(
-        self,
-        experts: str,
-        expert: str,
-        projection: str,
-        rank: str | None,
-        field: str,
-        name: str,
-        tensor: torch.Tensor,
-    ) -> None:
-        # Layers of other stages, the draft's, and weights that a trellis replaced.
-        if experts not in self.experts or field not in PARTS:
+    def _place_expert(self, name: Match[str], tensor: torch.Tensor) -> None:
+        experts, expert, projection, rank, field = name.group(
+            "experts", "expert", "projection", "rank", "field"
+        )
+        if experts not in self.experts:  # of another stage, or of the other model
             return
         layer, method = self.experts[experts]
-        part = ExpertMatrix(
+        matrix = ExpertMatrix(
             experts,
             None if expert == SHARED_H else int(expert),
-            projection,
+            PROJECTION_OF[projection],
             int(rank or 0),
         )
-        if method.holds(part):
-            self.arrivals.add(part, field, name)
-            method.load(layer, part, field, tensor)
+        if method.holds(matrix):
+            self.arrivals.add(matrix, field, name.string)
+            method.load(layer, matrix, field, tensor)
 
     def _missing(self) -> Iterator[str]:
         for module in [*self.linears, *self.dense]:
