@@ -4,8 +4,8 @@
 // cp.async of one thread: copies that are under way until a wait proves them done.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <vector>
 
 #include "emu/fault.h"
@@ -24,21 +24,26 @@ struct AsyncCopy {
 // A copy that no wait covers never lands.
 class AsyncQueue {
  public:
-  void add(const AsyncCopy& copy) { open_.push_back(copy); }
-  void commit() { groups_.push_back(std::move(open_)), open_.clear(); }
+  void add(const AsyncCopy& copy) { copies_.push_back({copy, committed_}); }
+  void commit() { ++committed_; }
 
   // Lets all but the newest `pending` groups land.
   template <class Land>
-  void wait(size_t pending, Land land) {
-    while (groups_.size() > pending) {
-      for (const AsyncCopy& copy : groups_.front()) land(copy);
-      groups_.pop_front();
+  void wait(uint64_t pending, Land land) {
+    size_t landed = 0;
+    while (landed < copies_.size() && copies_[landed].group + pending < committed_) {
+      land(copies_[landed++].copy);
     }
+    copies_.erase(copies_.begin(), copies_.begin() + static_cast<ptrdiff_t>(landed));
   }
 
  private:
-  std::vector<AsyncCopy> open_;
-  std::deque<std::vector<AsyncCopy>> groups_;
+  struct Numbered {
+    AsyncCopy copy;
+    uint64_t group;
+  };
+  std::vector<Numbered> copies_;  // under way, oldest first
+  uint64_t committed_ = 0;        // groups; the open one has this number
 };
 
 }  // namespace emu

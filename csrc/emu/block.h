@@ -33,8 +33,8 @@ struct Thread {
   int number = 0;  // in the block
   int lane = 0;
   Index3 index;
-  const char* waits_for = nullptr;  // while it waits: a barrier's or collective's name
-  Here here;                        // where it waits
+  const char* waits_for = nullptr;  // the barrier or collective that it waited for last
+  Here here;                        // and where
   bool waited_for_grid = false;     // has passed griddepcontrol.wait
   AsyncQueue copies;
 };

@@ -9,6 +9,10 @@
 #include <algorithm>
 #include <cstring>
 
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
+
 namespace emu {
 
 Thread* current = nullptr;
@@ -27,6 +31,13 @@ constexpr uint32_t kAllLanes = 0xffffffffu;
 
 // Kept for the next launch: touched pages are expensive.
 std::vector<char*> free_stacks;
+
+// A thread's frames are left, not returned from; AddressSanitizer still guards them.
+void forget_frames([[maybe_unused]] char* stack) {
+#if defined(__SANITIZE_ADDRESS__)
+  __asan_unpoison_memory_region(stack, kStackBytes);
+#endif
+}
 
 Index3 unflatten(uint32_t number, Index3 size) {
   return {number % size.x, number / size.x % size.y, number / size.x / size.y};
@@ -68,6 +79,7 @@ char* Device::take_stack() {
   } else {
     stack = free_stacks.back();
     free_stacks.pop_back();
+    forget_frames(stack);
   }
   return stack;
 }
@@ -213,8 +225,8 @@ void Device::stop(const std::string& message) {
 
 void Device::check_stack(const Thread& thread) {
   char* guard = thread.stack - kGuardBytes;
-  const auto untouched = [](char byte) { return byte == kGuard; };
-  if (std::all_of(guard, thread.stack, untouched)) return;
+  // Every byte is equal to the one before it, and the first is right.
+  if (*guard == kGuard && std::memcmp(guard, guard + 1, kGuardBytes - 1) == 0) return;
   std::memset(guard, kGuard, kGuardBytes);  // the stack will be used again
   stop("stack-overflow: a thread needs more than " + std::to_string(kStackBytes) +
        " bytes of stack");
@@ -308,7 +320,6 @@ void Device::barrier(Here here) {
       warp.runnable = warp.alive;
       if (schedule.kind == Schedule::Kind::kUnfair) warp.priority = random_.next();
     }
-    for (Thread& thread : mine.threads) thread.waits_for = nullptr;
     last_warp_ = nullptr;
   }
   suspend();
@@ -336,9 +347,6 @@ bool Device::arrive(const char* name, void* operand, Here here) {
 }
 
 void Device::release(Warp& warp) {
-  for (int lane = 0; lane < kWarpLanes; ++lane) {
-    warp.block->threads[warp.number * kWarpLanes + lane].waits_for = nullptr;
-  }
   warp.arrived = 0;
   warp.runnable = warp.alive;
   // A fair schedule gives every warp its turn; an unfair one lets this one run ahead.
@@ -363,8 +371,7 @@ std::string Device::describe_deadlock() const {
           ++lanes;
         }
         text += "; warp " + std::to_string(warp.number) + ": " + std::to_string(lanes) +
-                " lanes in " + (first.waits_for ? first.waits_for : "nothing") +
-                " at " + to_string(first.here);
+                " lanes in " + first.waits_for + " at " + to_string(first.here);
       }
       const int ended = kWarpLanes - __builtin_popcount(warp.alive);
       if (ended != 0) text += ", " + std::to_string(ended) + " returned";

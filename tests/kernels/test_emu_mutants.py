@@ -1,33 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
-"""Faults seeded into the kernels: the emulator must catch each of them, by its name.
+"""Faults seeded into the dense kernels: each must be caught, by its name."""
 
-A mutant is a kernel file with one place changed. What isn't a fault of its own, but a
-wrong result, must show in the comparison with float64, or between two schedules.
-"""
-
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.kernels.emulated.build import CSRC
 from tests.kernels.emulated.matrices import make_matrix
+from tests.kernels.emulated.mutant import Mutant
 from tests.kernels.emulated.ops import EmulatedOps, EmulatorFault, Run, Shard
 
 SCHEDULES = (0, 1, 2, 3, 5, 7)
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """One changed place of `exl3/kernels/<file>`, and the faults that may report it."""
-
-    name: str
-    file: str
-    before: str
-    after: str
-    caught_as: str  # alternatives, separated by |
 
 
 LOOP_BARRIER = "ptx::wait_copies<kStages - 2>();\n      __syncthreads();"
@@ -300,10 +284,4 @@ def test_the_kernels_as_they_are() -> None:
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_mutant_is_caught(mutant: Mutant, tmp_path: Path) -> None:
-    source = (CSRC / "exl3" / "kernels" / mutant.file).read_text()
-    assert source.count(mutant.before) == 1, "the mutant's place has changed"
-    changed = tmp_path / "exl3" / "kernels" / mutant.file
-    changed.parent.mkdir(parents=True)
-    changed.write_text(source.replace(mutant.before, mutant.after))
-    found = verdict(build(tmp_path))
-    assert found.split(":")[0] in mutant.caught_as.split("|"), found or "not caught"
+    mutant.check(verdict(build(mutant.write(tmp_path))))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
-"""The emulator by itself: small kernels that are wrong in one way, and its arithmetic."""
+"""The emulator by itself: small kernels that are wrong in one way; its arithmetic."""
 
 import ctypes
 from fractions import Fraction
