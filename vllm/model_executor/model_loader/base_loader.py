@@ -24,11 +24,16 @@ class BaseModelLoader(upstream.BaseModelLoader):
         from vllm.model_executor.layers.quantization.exl3.loading import (
             load_exl3_tensors,
         )
+        from vllm.model_executor.layers.quantization.exl3.workspaces import (
+            reserve_workspaces,
+        )
 
         vllm_config = _with_own_quantization(vllm_config, model_config)
         model = super().create_model(vllm_config, model_config, prefix)
         if isinstance(vllm_config.quant_config, Exl3Config):
             load_exl3_tensors(model, vllm_config.quant_config)
+            draft = model_config is not vllm_config.model_config
+            reserve_workspaces(model, vllm_config, draft)
         return model
 
 

@@ -20,6 +20,7 @@ from exl3.checkpoint.ranks import expert_part
 from exl3.format.constants import TILE, Codebook, padded
 from exl3.format.errors import TensorError
 from exl3.format.names import PROJECTIONS, SHARED_H
+from vllm import envs
 from vllm.model_executor.layers.fused_moe import FusedMoEConfig, FusedMoEMethodBase
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
@@ -66,6 +67,8 @@ class Exl3ExpertsMethod(FusedMoEMethodBase):
         #: words of a tile and the codebook, as the op `moe` takes them.
         self._layout: list[list[list[int]]] = []
         self._local: dict[int, int] = {}  # local index of each expert of this rank
+        #: The op's, on CUDA.
+        self.workspace = 0
 
     def create_weights(
         self,
@@ -140,6 +143,8 @@ class Exl3ExpertsMethod(FusedMoEMethodBase):
             layer.expert_map,
             "silu",
             self._limit,
+            batch_invariant=envs.VLLM_BATCH_INVARIANT,
+            workspace=self.workspace,
         )
 
     def holds(self, matrix: ExpertMatrix) -> bool:

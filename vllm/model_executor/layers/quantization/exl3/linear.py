@@ -20,6 +20,7 @@ from exl3.checkpoint.matrix import Matrix
 from exl3.checkpoint.ranks import Blocks, blocks_around
 from exl3.format.constants import TILE, padded
 from exl3.format.errors import TensorError
+from vllm import envs
 from vllm.model_executor.layers.linear import (
     ColumnParallelLinear,
     LinearMethodBase,
@@ -66,6 +67,8 @@ class Exl3LinearMethod(LinearMethodBase):
         self.layout: list[int] = []
         #: Rows of the first block that belong to the rank before.
         self.lead = 0
+        #: The op's, on CUDA.
+        self.workspace = 0
         #: Out-features of each matrix, without padding.
         self.out_features: dict[str, int] = {}
         self._rows = Blocks(0, 0, 0, 0)
@@ -124,7 +127,14 @@ class Exl3LinearMethod(LinearMethodBase):
         if self.lead:
             x = functional.pad(x, (self.lead, 0))
         return ops.linear(
-            x, layer.weight_packed, layer.suh, layer.svh, bias, self.layout
+            x,
+            layer.weight_packed,
+            layer.suh,
+            layer.svh,
+            bias,
+            self.layout,
+            batch_invariant=envs.VLLM_BATCH_INVARIANT,
+            workspace=self.workspace,
         )
 
     def load(
