@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
 //
-// What decoding costs: two kernels that differ in nothing else. Both read a lane's words
-// of each tile and multiply; one decodes them before, the other takes them as they are.
-// The difference of their instructions is the decoder's. Each comes with few tiles and
-// with many, so that what happens once, before the loop, can be left out of the count.
-// For test_budgets.py.
+// What decoding costs: two kernels that differ in nothing else. Both read a lane's
+// words of each tile and multiply; one decodes them before, the other takes them as
+// they are. The difference of their instructions is the decoder's. Each comes with few
+// tiles and with many, so that what happens once, before the loop, can be left out of
+// the count. For test_budgets.py.
 #include "exl3/kernels/pipeline.cuh"
 
 using namespace exl3;
@@ -43,19 +43,19 @@ __global__ void decode_probe(float* out, const uint4* in, Hash hash) {
   }
 }
 
+// clang-format off
 #define EXL3_PROBE(...) \
   template __global__ void decode_probe<__VA_ARGS__>(float*, const uint4*, Hash);
-#define EXL3_PROBES(words, decoder)       \
-  EXL3_PROBE(words, decoder, true, 8)     \
-  EXL3_PROBE(words, decoder, true, 16)    \
-  EXL3_PROBE(words, decoder, false, 8)    \
+#define EXL3_PROBES(words, decoder)    \
+  EXL3_PROBE(words, decoder, true, 8)  \
+  EXL3_PROBE(words, decoder, true, 16) \
+  EXL3_PROBE(words, decoder, false, 8) \
   EXL3_PROBE(words, decoder, false, 16)
-#define EXL3_WHOLE_RATES(decoder)                                               \
-  EXL3_PROBES(16, decoder) EXL3_PROBES(32, decoder) EXL3_PROBES(48, decoder)    \
-  EXL3_PROBES(64, decoder) EXL3_PROBES(80, decoder) EXL3_PROBES(96, decoder)    \
+#define EXL3_WHOLE_RATES(decoder)                                             \
+  EXL3_PROBES(16, decoder) EXL3_PROBES(32, decoder) EXL3_PROBES(48, decoder)  \
+  EXL3_PROBES(64, decoder) EXL3_PROBES(80, decoder) EXL3_PROBES(96, decoder)  \
   EXL3_PROBES(112, decoder) EXL3_PROBES(128, decoder)
 
-// clang-format off
 EXL3_WHOLE_RATES(Decoder::kHalves)
 EXL3_WHOLE_RATES(Decoder::kBytes)
 EXL3_PROBES(24, Decoder::kBytes)
