@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.device import dense_speed, integer_rates, moe_speed, tools
+from benchmarks.device import dense_speed, graphs, integer_rates, moe_speed, tools
 from benchmarks.device.correctness import CHECKS
 from benchmarks.device.timing import memory_bandwidth
 from exl3 import ops
@@ -34,7 +34,9 @@ SHARES = {
     "dequant": 0.1,
     "linear": 0.3,
     "moe": 0.25,
+    "graphs": 0.1,
     "rates": 1.0,
+    "bandwidth": 1.0,
     "dense": 0.6,
     "moe speed": 0.5,
     "counters": 0.5,
@@ -127,13 +129,16 @@ def main() -> int:
         report.run(name, lambda until, check=check: check(device, until))
         for name, check in CHECKS.items()
     ]
-    report.run("rates", lambda _: integer_rates.measure(device))
-    bandwidth = memory_bandwidth(device)
-    report.add("bandwidth", bandwidth)
-    print(f"memory: {bandwidth['copy'] / 1e9:.0f} GB/s copied, ", end="")
-    print(f"{bandwidth['read'] / 1e9:.0f} GB/s read", flush=True)
-    most = max(bandwidth.values())
     checks = dict(zip(CHECKS, right))
+    right.append(report.run("graphs", lambda until: graphs.check(device, until)))
+    report.run("rates", lambda _: integer_rates.measure(device))
+    if not report.run("bandwidth", lambda _: memory_bandwidth(device)):
+        print("no speed was measured: the GPU no longer works, after what failed above")
+        return 1
+    bandwidth = report.found["bandwidth"]
+    most = max(bandwidth["copy"], bandwidth["read"])
+    print(f"  copying {bandwidth['copy'] / 1e9:.0f} GB/s, ", end="")
+    print(f"reading {bandwidth['read'] / 1e9:.0f} GB/s", flush=True)
     if checks["linear"]:
         report.run("dense", lambda until: dense_speed.measure(device, most, until))
         print(
