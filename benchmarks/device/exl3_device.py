@@ -105,24 +105,8 @@ def table(results: list[dict[str, Any]], columns: dict[str, str]) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
-    """Returns 0 if all checks passed, 1 if one failed, 2 if nothing was run."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("exl3-device.json"))
-    parser.add_argument("--minutes", type=float, default=MINUTES, help="at most")
-    args = parser.parse_args()
-    if not torch.cuda.is_available():
-        print("no GPU: torch finds none, and nothing was run", file=sys.stderr)
-        return 2
-    if not ops.has_cuda():
-        print(
-            "no kernels: exl3 was built without CUDA, and nothing was run; "
-            "this file's head says how to build it",
-            file=sys.stderr,
-        )
-        return 2
-    device = torch.device("cuda", torch.cuda.current_device())
-    report = Report(args.out, time.monotonic() + 60 * args.minutes)
+def run_all(device: torch.device, report: Report) -> bool:
+    """Runs every stage. True if all checks passed."""
     report.add("device", describe(device))
     print(report.found["device"], flush=True)
     right = [
@@ -134,7 +118,7 @@ def main() -> int:
     report.run("rates", lambda _: integer_rates.measure(device))
     if not report.run("bandwidth", lambda _: memory_bandwidth(device)):
         print("no speed was measured: the GPU no longer works, after what failed above")
-        return 1
+        return False
     bandwidth = report.found["bandwidth"]
     most = max(bandwidth["copy"], bandwidth["read"])
     print(f"  copying {bandwidth['copy'] / 1e9:.0f} GB/s, ", end="")
@@ -180,8 +164,30 @@ def main() -> int:
         print("skipped: the speed of moe, since its results are wrong")
     right.append(report.run("counters", tools.count))
     right.append(report.run("races", tools.check_races))
+    return all(right)
+
+
+def main() -> int:
+    """Returns 0 if all checks passed, 1 if one failed, 2 if nothing was run."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("exl3-device.json"))
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="at most")
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("no GPU: torch finds none, and nothing was run", file=sys.stderr)
+        return 2
+    if not ops.has_cuda():
+        print(
+            "no kernels: exl3 was built without CUDA, and nothing was run; "
+            "this file's head says how to build it",
+            file=sys.stderr,
+        )
+        return 2
+    device = torch.device("cuda", torch.cuda.current_device())
+    report = Report(args.out, time.monotonic() + 60 * args.minutes)
+    passed = run_all(device, report)
     print(f"written to {args.out}")
-    return 0 if all(right) else 1
+    return 0 if passed else 1
 
 
 if __name__ == "__main__":

@@ -2,14 +2,24 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
 """The GPU script checks the CPU's ops: they pass, and wrong results are noticed."""
 
+import json
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from benchmarks.device import correctness
+from benchmarks.device import (
+    correctness,
+    dense_speed,
+    exl3_device,
+    graphs,
+    integer_rates,
+    moe_speed,
+    tools,
+)
 from exl3 import ops
 
 CPU = torch.device("cpu")
@@ -62,6 +72,61 @@ def test_results_that_change_are_reported(monkeypatch):
 def test_no_time_is_no_success(name):
     found = correctness.CHECKS[name](CPU, time.monotonic() - 1)
     assert found["failures"] == ["out of time"]
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    """The script's stages on the CPU, with a clock that always says a millisecond."""
+
+    def seconds_per_call(calls):
+        for call in calls:
+            call()
+        return 1e-3
+
+    card = SimpleNamespace(multi_processor_count=4)
+    for module in (dense_speed, moe_speed):
+        monkeypatch.setattr(module, "seconds_per_call", seconds_per_call)
+        monkeypatch.setattr(module, "copies_beyond_cache", lambda size, device: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+    monkeypatch.setattr(ops, "linear_plan", lambda *args: [16, 1])
+    monkeypatch.setattr(dense_speed, "SHAPES", ((256, 128),))
+    monkeypatch.setattr(dense_speed, "ROWS", (1, 128))
+    monkeypatch.setattr(dense_speed, "WORDS", (64,))
+    monkeypatch.setattr(moe_speed, "HIDDEN", 128)
+    monkeypatch.setattr(moe_speed, "INTERMEDIATE", 128)
+    monkeypatch.setattr(moe_speed, "EXPERTS", 9)
+    monkeypatch.setattr(moe_speed, "TOKENS", (1, 4))
+    monkeypatch.setattr(exl3_device, "describe", lambda device: {"card": "none"})
+    monkeypatch.setattr(
+        exl3_device, "memory_bandwidth", lambda device: {"copy": 1e9, "read": 2e9}
+    )
+    monkeypatch.setattr(graphs, "check", lambda device, until: {"failures": []})
+    monkeypatch.setattr(tools, "count", lambda until: {"skipped": ["counters: no"]})
+    monkeypatch.setattr(tools, "check_races", lambda until: {"skipped": ["races: no"]})
+    monkeypatch.setattr(integer_rates, "measure", lambda device: {"per_clock": {}})
+
+
+def test_the_script_runs_every_stage(no_gpu, tmp_path, capsys):
+    report = exl3_device.Report(tmp_path / "out.json", soon())
+    assert exl3_device.run_all(CPU, report)
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert set(exl3_device.SHARES) <= set(found)
+    assert len(found["dense"]["results"]) == 4  # rows and codebooks
+    assert len(found["moe speed"]["results"]) == 12  # mixes, codebooks and tokens
+    said = capsys.readouterr().out
+    assert "skipped: races: no" in said
+    assert "skipped: exllamav3: not usable here" in said
+    assert "percent_of_bandwidth" in said
+
+
+def test_no_speed_is_measured_of_wrong_results(no_gpu, tmp_path, monkeypatch):
+    right = ops.linear
+    monkeypatch.setattr(
+        ops, "linear", lambda *args, **kwargs: right(*args, **kwargs) + 1
+    )
+    report = exl3_device.Report(tmp_path / "out.json", soon())
+    assert not exl3_device.run_all(CPU, report)
+    assert "dense" not in report.found and "moe speed" in report.found
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
