@@ -151,6 +151,23 @@ def test_hidden_states_narrower_than_stored(emulated_moe: EmulatedMoe) -> None:
     check(got, reference(layer, x, ids, weights))
 
 
+def test_weights_beyond_two_to_the_31_words(emulated_moe: EmulatedMoe) -> None:
+    """A layer of 256 experts is that large. What is never read takes no memory here."""
+    rng = np.random.default_rng(7)
+    layer = make_experts(1)
+    tensors = dict(layer.tensors)
+    far = 2**31 + 2**20
+    tensors["experts"] = tensors["experts"].copy()
+    tensors["experts"][:, :, 0] += far
+    for name in ("w13", "w2"):
+        slab = np.zeros(far + tensors[name].size, np.int16)
+        slab[far:] = tensors[name]
+        tensors[name] = slab
+    x = rng.normal(size=(1, HIDDEN)).astype(np.float32)
+    ids, weights = route(rng, 1, 1, 1)
+    check(emulated_moe(x, ids, weights, **tensors), reference(layer, x, ids, weights))
+
+
 def test_a_token_is_the_same_in_every_batch(emulated_moe: EmulatedMoe) -> None:
     """Without splits k is added up in one order, and experts in the router's."""
     rng = np.random.default_rng(6)

@@ -58,22 +58,18 @@ class LaneBits {
 
   // Reads the run from the tile at this shared address.
   __device__ __forceinline__ LaneBits(uint32_t tile, const Place& place) {
-    uint32_t words[kLoads];
+    uint32_t words[kLoads + 1];
+    words[kLoads] = 0;
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
       words[i] = ptx::load_shared<uint32_t>(tile + place.offsets[i]);
     }
 #pragma unroll
     for (int i = 0; i < kRunWords; ++i) {
-      if constexpr (kAligned) {
-        run_[i] = words[i];
-      } else {
-        run_[i] = i + 1 < kLoads
-                      ? __funnelshift_r(words[i], words[i + 1 < kLoads ? i + 1 : 0],
-                                        place.shift)
-                      : words[i] >> place.shift;
-      }
+      run_[i] =
+          kAligned ? words[i] : __funnelshift_r(words[i], words[i + 1], place.shift);
     }
+    run_[kRunWords] = 0;
   }
 
   // The state of the lane's weight j.
@@ -83,8 +79,7 @@ class LaneBits {
     constexpr int kWord = kFromEnd / 32;
     constexpr int kShift = kFromEnd % 32;
     const uint32_t low = run_[kWord];
-    const uint32_t high =
-        kWord + 1 < kRunWords ? run_[kWord + 1 < kRunWords ? kWord + 1 : 0] : 0;
+    const uint32_t high = run_[kWord + 1];
     if constexpr (kShift < 24) {
       // Whole bytes of a word that is shifted by less than a byte. Windows a byte apart
       // share the shifted word: one instruction each, where shift and mask are two.
@@ -97,7 +92,8 @@ class LaneBits {
   }
 
  private:
-  uint32_t run_[kRunWords];
+  // The run's last bit is the lowest of run_[0]; a zero stands behind its first word.
+  uint32_t run_[kRunWords + 1];
 };
 
 // What a codebook does with a state's hash. 3inst and mcg differ only in the hash,
