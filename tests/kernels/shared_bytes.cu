@@ -22,12 +22,12 @@ __global__ void dequantize_probe() {}
 
 #define EXL3_GEMM(rows, words) \
   template __global__ void gemm_probe<rows, words, kGemmSharedBytes<rows, words>>();
-#define EXL3_PROBES(words)                           \
-  EXL3_GEMM(16, words)                               \
-  EXL3_GEMM(32, words)                               \
-  EXL3_GEMM(48, words) EXL3_GEMM(64, words)          \
-      EXL3_GEMM(128, words) template __global__ void \
-      dequantize_probe<words, kDequantizeSharedBytes<words>>();
+#define EXL3_PROBES(words)                                            \
+  EXL3_GEMM(16, words)                                                \
+  EXL3_GEMM(32, words)                                                \
+  EXL3_GEMM(48, words)                                                \
+  EXL3_GEMM(64, words) EXL3_GEMM(128, words) template __global__ void \
+  dequantize_probe<words, kDequantizeSharedBytes<words>>();
 
 #define EXL3_MOE(rows)                                                    \
   template __global__ void moe_gate_up_probe<rows, kGateUpBytes<rows>>(); \

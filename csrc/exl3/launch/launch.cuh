@@ -38,6 +38,16 @@ inline void check(cudaError_t error, const char* what) {
   throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
 }
 
+// Before 9.0 there is nothing to overlap, and a driver may refuse to be asked.
+inline bool launches_overlap() {
+  int device = 0;
+  int major = 0;
+  check(cudaGetDevice(&device), "exl3: no GPU");
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
+        "exl3: the GPU does not say what it can");
+  return major >= 9;
+}
+
 // The kernel may begin while the launch before it ends: each waits by itself before it
 // touches what that one wrote (ptx/grid.cuh).
 template <class Params>
@@ -58,7 +68,7 @@ void launch(void (*kernel)(Params), const LaunchShape& shape, Stream stream,
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = static_cast<cudaStream_t>(stream);
   config.attrs = &overlap;
-  config.numAttrs = 1;
+  config.numAttrs = launches_overlap() ? 1 : 0;
   check(cudaLaunchKernelEx(&config, kernel, params), "exl3: a kernel did not start");
 }
 
