@@ -21,6 +21,9 @@ from typing import Any
 REPO = Path(__file__).resolve().parents[2]
 #: Token ids of the prompts: a single token, and lengths on both sides of a KV block.
 PROMPTS = [[7], list(range(5, 14)), list(range(40, 77))]
+#: Whose kernels run EXL3 layers: a variable of `run`'s environment. Emulated ones are
+#: CUDA's, on the CPU.
+KERNELS, EMULATED = "TEST_EXL3_KERNELS", "emulated"
 MTP = {"method": "mtp", "num_speculative_tokens": 1}
 
 
@@ -155,6 +158,10 @@ def main() -> None:
     """Reads cases from stdin and writes one RESULT line for each."""
     from vllm.distributed import cleanup_dist_env_and_memory
 
+    if os.environ.get(KERNELS) == EMULATED:
+        from tests.kernels.emulated import torch_ops
+
+        torch_ops.load()
     for case in json.load(sys.stdin):
         result = _generate(case)
         cleanup_dist_env_and_memory()
