@@ -168,11 +168,26 @@ def test_runs_repeat_bit_for_bit(monkeypatch, isa):
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("codebook", [1, 2])
+def test_a_row_alone_is_the_row_in_a_batch(monkeypatch, isa, codebook):
+    """Bit for bit: of exact products always, of others among up to 15 rows."""
+    monkeypatch.setenv("EXL3_CPU_ISA", isa)
+    rng = np.random.default_rng(11)
+    layer = make_layer(rng, 640, 128, 48, codebook)
+    x = draw(rng, 150, 640, torch.float32)
+    for exact, rows in ((True, 150), (False, 15)):
+        options = {"bias": None, "exact": exact, **linear_arguments([layer])}
+        batch = ops.linear(x[:rows], **options)
+        for row in (0, 1, 7, rows - 1):
+            assert torch.equal(ops.linear(x[row : row + 1], **options)[0], batch[row])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("codebook", [1, 2])
 def test_infinities_and_nan_stay_in_their_row(monkeypatch, isa, codebook):
     monkeypatch.setenv("EXL3_CPU_ISA", isa)
     rng = np.random.default_rng(6)
     layer = make_layer(rng, 256, 128, 64, codebook)
-    x = draw(rng, 5, 256, torch.float32)
+    x = draw(rng, 20, 256, torch.float32)  # so many that AMX takes part
     x[1, 7], x[3, 200] = np.inf, np.nan
     x[4] = 0
     got = ops.linear(x, bias=None, **linear_arguments([layer]))

@@ -25,6 +25,10 @@ struct Trellis {
   }
 };
 
+// From so many rows on, strips are given to kernels by whole Hadamard blocks; fewer
+// rows have them one by one, so that there is work for many threads.
+constexpr int64_t kManyRows = 16;
+
 struct Kernel {
   const char* name;
   // Size of `rows` packed rows of k activations, a multiple of a cache line.

@@ -28,8 +28,7 @@ class Product {
   }
   float* y(int64_t row) { return y_.data() + row * columns_; }
   int64_t columns() const { return columns_; }
-  // Strips are computed in units, which share a pass over the activations. Few rows
-  // have small units, so that there is work for many threads.
+  // Strips are computed in units, which share a pass over the activations.
   int64_t units() const { return (strips() + unit_strips() - 1) / unit_strips(); }
   void multiply(int64_t unit);
 
@@ -38,8 +37,6 @@ class Product {
   int64_t unit_strips() const {
     return rows_ < kManyRows ? 1 : kHadamardBlock / kTileSide;
   }
-
-  static constexpr int64_t kManyRows = 16;
 
   Trellis w_;
   int64_t first_strip_;

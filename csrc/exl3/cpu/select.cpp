@@ -10,18 +10,16 @@
 
 namespace exl3::cpu {
 
-// Below this, decoding is most of the work; above, kAvx512Fp16's short blocks cost more
-// than its decoding saves.
-[[maybe_unused]] constexpr int64_t kFewRows = 16;
-
-const Kernel& select_kernel(Isa isa, Codebook codebook, int64_t rows, bool exact) {
+const Kernel& select_kernel(Isa isa, Codebook codebook, [[maybe_unused]] int64_t rows,
+                            [[maybe_unused]] bool exact) {
   const int index = static_cast<int>(codebook);
 #if defined(__x86_64__)
   if (isa >= Isa::kAvx512) {
     if (exact) return kAvx512Exact[index];
-    if (isa == Isa::kAmx && rows >= kFewRows) return kAmx[index];
+    if (isa == Isa::kAmx && rows >= kManyRows) return kAmx[index];
     if (codebook == Codebook::kMul1) return kAvx512Mul1;
-    const bool halves = isa >= Isa::kAvx512Fp16 && rows < kFewRows;
+    // Its blocks are short, which costs many rows more than it saves in decoding.
+    const bool halves = isa >= Isa::kAvx512Fp16 && rows < kManyRows;
     return halves ? kAvx512Fp16[index] : kAvx512Float[index];
   }
   if (isa == Isa::kAvx2) {

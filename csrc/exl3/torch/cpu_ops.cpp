@@ -45,12 +45,11 @@ void parallel(int64_t count, const std::function<void(int64_t)>& body) {
   });
 }
 
-std::string shape_of(const Tensor& tensor) {
-  std::string text = "[";
-  for (int64_t i = 0; i < tensor.dim(); ++i) {
-    text += (i == 0 ? "" : ", ") + std::to_string(tensor.size(i));
-  }
-  return text + "]";
+template <typename Sizes>
+std::string text(const Sizes& sizes) {
+  std::string list;
+  for (int64_t size : sizes) list += (list.empty() ? "" : ", ") + std::to_string(size);
+  return "[" + list + "]";
 }
 
 DType activation_type(const char* op, const Tensor& x) {
@@ -73,11 +72,8 @@ const void* checked(const char* op, const char* name, const Tensor& tensor,
                     ScalarType dtype, const std::vector<int64_t>& shape) {
   bool same = tensor.dim() == static_cast<int64_t>(shape.size());
   for (size_t i = 0; same && i < shape.size(); ++i) same = tensor.size(i) == shape[i];
-  std::string wanted;
-  for (int64_t size : shape)
-    wanted += (wanted.empty() ? "" : ", ") + std::to_string(size);
-  STD_TORCH_CHECK(same, "exl3::", op, ": ", name, " has shape ", shape_of(tensor),
-                  "; expected [", wanted, "]");
+  STD_TORCH_CHECK(same, "exl3::", op, ": ", name, " has shape ", text(tensor.sizes()),
+                  "; expected ", text(shape));
   STD_TORCH_CHECK(tensor.scalar_type() == dtype, "exl3::", op, ": ", name, " is ",
                   torch::headeronly::toString(tensor.scalar_type()), "; expected ",
                   torch::headeronly::toString(dtype));
@@ -122,7 +118,7 @@ Tensor linear(const Tensor& x_given, const Tensor& trellis, const Tensor& suh,
                   "exl3::linear: shards has ", shards.size(),
                   " numbers; pass n, skip, keep, words, codebook for each shard");
   const int64_t num_shards = shards.size() / kFields;
-  STD_TORCH_CHECK(suh.dim() == 2, "exl3::linear: suh has shape ", shape_of(suh),
+  STD_TORCH_CHECK(suh.dim() == 2, "exl3::linear: suh has shape ", text(suh.sizes()),
                   "; expected [shards, stored k]");
   const int64_t k = suh.size(1);
   const int64_t width = x_given.size(x_given.dim() - 1);
@@ -223,14 +219,14 @@ Tensor moe(const Tensor& x_given, const Tensor& topk_ids, const Tensor& topk_wei
   constexpr int64_t kFields = 3;
   exl3::cpu::Moe layer{};
   layer.dtype = activation_type(kOp, x_given);
-  STD_TORCH_CHECK(x_given.dim() == 2, "exl3::moe: x has shape ", shape_of(x_given),
+  STD_TORCH_CHECK(x_given.dim() == 2, "exl3::moe: x has shape ", text(x_given.sizes()),
                   "; expected [tokens, hidden]");
   STD_TORCH_CHECK(activation == "silu", "exl3::moe: activation is '", activation,
                   "'; only 'silu' is implemented");
   STD_TORCH_CHECK(limit > 0, "exl3::moe: limit is ", limit,
                   "; pass a positive number, or infinity for none");
   STD_TORCH_CHECK(suh13.dim() == 3 && suh2.dim() == 2, "exl3::moe: suh13 has shape ",
-                  shape_of(suh13), " and suh2 ", shape_of(suh2),
+                  text(suh13.sizes()), " and suh2 ", text(suh2.sizes()),
                   "; expected [virtual experts, 2, hidden] and [virtual experts, "
                   "intermediate]");
   const int64_t count = suh13.size(0);
@@ -257,7 +253,7 @@ Tensor moe(const Tensor& x_given, const Tensor& topk_ids, const Tensor& topk_wei
   STD_TORCH_CHECK(layer.width <= hidden, "exl3::moe: x has ", layer.width,
                   " features; the experts store ", hidden);
   STD_TORCH_CHECK(topk_ids.dim() == 2 && topk_ids.size(0) == layer.tokens,
-                  "exl3::moe: topk_ids has shape ", shape_of(topk_ids), " for ",
+                  "exl3::moe: topk_ids has shape ", text(topk_ids.sizes()), " for ",
                   layer.tokens, " tokens; expected [tokens, top_k]");
   layer.hidden = hidden;
   layer.intermediate = intermediate;
