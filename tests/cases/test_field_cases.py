@@ -210,6 +210,15 @@ class TestWidths:
         assert config.resolved_expert_widths == [0, 4, 6, 8]
         assert config.n_routed_experts == 8
 
+    def test_12_a_width_off_by_one_is_refused_with_its_layer(self, sliced, tmp_path):
+        def change(config):
+            config["n_routed_experts_per_layer"] = [0, 4, 7, 8]
+
+        path = with_json(sliced, tmp_path / "x", change)
+        assert_refused(
+            path, "layer 2 a width of 7", "layers.2.mlp.gate.weight", "6 rows"
+        )
+
     def test_13_groups_that_do_not_divide_a_width(self, sliced, tmp_path):
         def group(config):
             config |= {"n_group": 4, "topk_group": 2}

@@ -61,7 +61,7 @@ def another_multiplier(tensors):
 
 
 def twice(path, out):
-    """One tensor in both shards, which the index cannot show."""
+    """One tensor in both shards, of which the index knows one."""
     with_tensors(path, out, lambda tensors: None)
     for shard in sorted(out.glob("*.safetensors")):
         tensors = load_file(shard)
@@ -90,7 +90,7 @@ def other_ranks(config):
 
 #: A copy with something wrong, and what the refusal names.
 TENSORS = {
-    missing: [f"{SLICE}.svh"],
+    missing: [SLICE, "neither svh nor sv"],
     misshaped: [f"{O_PROJ}.suh", "[128]", "[256]"],
     no_legal_rate: [f"{O_PROJ}.trellis", "40 words"],
     not_a_number: [f"{SLICE}.suh", "NaN"],
@@ -103,7 +103,7 @@ CONFIGS = {
     other_ranks: ["hybrid_tr3_tail", "tp", "4", "2"],
 }
 FOLDERS = {
-    twice: [f"{O_PROJ}.svh", "model-00001-of-00002", "model-00002-of-00002"],
+    twice: [f"{O_PROJ}.svh", "does not place there"],
     without_shard: ["model-00002-of-00002.safetensors", "missing"],
 }
 #: Options that a sound pack cannot be served with.
