@@ -12,11 +12,13 @@
 
 #include "exl3/cpu/amx.h"
 
-#if defined(__x86_64__) && defined(__linux__)
+#if defined(__x86_64__)
 
 #include <cpuid.h>
+#if defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
+#endif
 
 #include <algorithm>
 
@@ -269,17 +271,21 @@ constexpr Kernel amx_kernel() {
   return {"amx", packed_bytes, pack<Values<kCodebook>>, multiply<kCodebook>};
 }
 
+#if defined(__linux__)
 bool request_amx() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
   const bool tiles = d >> 24 & 1;
   const bool integers = d >> 25 & 1;
   if (!tiles || !integers) return false;
-  // Linux gives a process the registers' 8 KiB of state only when it asks.
+  // A process gets the registers' 8 KiB of state only when it asks.
   constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
   constexpr long kTileData = 18;
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
+#else
+bool request_amx() { return false; }
+#endif
 
 }  // namespace
 

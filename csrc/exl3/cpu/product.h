@@ -34,9 +34,9 @@ class Product {
 
  private:
   int64_t strips() const { return columns_ / kTileSide; }
-  int64_t unit_strips() const {
-    return rows_ < kManyRows ? 1 : kHadamardBlock / kTileSide;
-  }
+  // Many rows profit from a pass over them for a whole Hadamard block; few rows have
+  // units as small as kernels take them, so that there is work for many threads.
+  int64_t unit_strips() const { return rows_ < 16 ? 2 : kHadamardBlock / kTileSide; }
 
   Trellis w_;
   int64_t first_strip_;
