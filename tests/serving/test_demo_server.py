@@ -13,7 +13,7 @@ import pytest
 
 from tests.serving.generate import REPO, free_port
 
-MODEL = REPO / "examples" / "demo-glm-dsa-ragged"
+MODEL = REPO / "examples" / "demo-glm-dsa-ragged-exl3"
 
 #: The commonest words of English. In running text they are about half of all words;
 #: in a soup of letters or syllables next to none.

@@ -5,64 +5,65 @@
     python -m tools.demo_model.quality examples/demo-glm-dsa \
         --work-dir build/demo_model --plot docs/quality/divergence.svg
 
-Fifteen packs are encoded and measured, which takes hours. Packs and figures stay in
-the work folder, so a run that was stopped goes on. Prints the table of
+Fifteen packs are encoded and measured, which takes an hour or two. Packs and figures
+stay in the work folder, so a run that was stopped goes on. Prints the table of
 `docs/quality.md`.
 """
 
 import argparse
+import itertools
 import json
 from dataclasses import asdict
 from pathlib import Path
 
 from exl3.format.constants import CODEBOOKS
-from tools.demo_model.compare import compare, heldout_windows, outputs
+from tools.demo_model.compare import Comparison, compare, heldout_windows, outputs
 from tools.demo_model.load import load_checkpoint
 from tools.demo_model.plot import divergence_curves
 from tools.demo_model.quantize import Quantizer, uniform
 
-BITS = (4, 3, 2, 5, 6)
-FIGURES_FILE = "quality.json"
-
+BITS = (2, 3, 4, 5, 6)
 TABLE_HEAD = """\
 | bits | codebook | bits per byte | over BF16's | KL, nats a token | same first choice \
 | right drafts |
 |---|---|---|---|---|---|---|"""
 
 
-def measure(source: Path, work_dir: Path) -> dict[str, dict[str, float]]:
-    """Figures by `codebook-bits`, as `Comparison` names them."""
-    figures_file = work_dir / FIGURES_FILE
-    figures = json.loads(figures_file.read_text()) if figures_file.exists() else {}
+Figures = dict[tuple[int, str], Comparison]
+"""By bits and codebook."""
+
+
+def measure(source: Path, work_dir: Path) -> Figures:
+    """Encodes and measures what is not yet measured."""
+    folder = work_dir / "quality"
     quantizer = Quantizer(source, work_dir)
     data, reference = quantizer.data, load_checkpoint(source)
     texts = heldout_windows(data, reference.config.max_position_embeddings)
     expected = [outputs(reference, text) for text in texts]
-    for bits in BITS:
-        for label, codebook in CODEBOOKS.items():
-            name = f"{label}-{bits}"
-            pack = work_dir / "quality" / name
-            if name in figures:
-                continue
-            if not pack.exists():
-                quantizer.write(uniform(bits, codebook), pack)
-            found = compare(expected, load_checkpoint(pack), texts, data.heldout_bytes)
-            figures[name] = asdict(found)
-            figures_file.write_text(json.dumps(figures, indent=2) + "\n")
-    return figures
+    found = {}
+    for bits, (label, codebook) in itertools.product(BITS, CODEBOOKS.items()):
+        pack = folder / f"{label}-{bits}"
+        if not pack.exists():
+            quantizer.write(uniform(bits, codebook), pack)
+        file = pack.with_suffix(".json")
+        if not file.exists():
+            figures = compare(
+                expected, load_checkpoint(pack), texts, data.heldout_bytes
+            )
+            file.write_text(json.dumps(asdict(figures), indent=2) + "\n")
+        found[bits, label] = Comparison(**json.loads(file.read_text()))
+    return found
 
 
-def table(figures: dict[str, dict[str, float]]) -> str:
+def table(figures: Figures) -> str:
     """One row a pack."""
     rows = [TABLE_HEAD]
-    for bits in sorted(BITS):
-        for label in CODEBOOKS:
-            row = figures[f"{label}-{bits}"]
-            rows.append(
-                f"| {bits} | {label} | {row['bits_per_byte']:.4f} | "
-                f"{row['bits_per_byte_ratio']:.4f} | {row['kl']:.5f} | "
-                f"{row['top1']:.2%} | {row['mtp_agreement']:.2%} |"
-            )
+    for (bits, label), found in sorted(figures.items()):
+        rows.append(
+            f"| {bits} | {label} | {found.bits_per_byte:.4f} | "
+            f"{found.bits_per_byte_ratio:.4f} | {found.kl:.5f} | "
+            f"{found.top1:.1%} | {found.mtp_agreement:.1%} |"
+        )
     return "\n".join(rows)
 
 
@@ -75,8 +76,7 @@ def main() -> None:
     args = parser.parse_args()
     figures = measure(args.source, args.work_dir)
     points = {
-        label: {bits: figures[f"{label}-{bits}"]["kl"] for bits in BITS}
-        for label in CODEBOOKS
+        label: {bits: figures[bits, label].kl for bits in BITS} for label in CODEBOOKS
     }
     args.plot.parent.mkdir(parents=True, exist_ok=True)
     args.plot.write_text(divergence_curves(points))
