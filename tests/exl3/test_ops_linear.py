@@ -224,6 +224,15 @@ def test_refuses_what_does_not_fit(change, message):
         ops.linear(**{**arguments, **change})
 
 
+def test_refuses_an_unknown_instruction_set(monkeypatch):
+    monkeypatch.setenv("EXL3_CPU_ISA", "sse2")
+    layer = make_layer(np.random.default_rng(12), 128, 128, 64, 1)
+    with pytest.raises(
+        RuntimeError, match="EXL3_CPU_ISA is 'sse2'; it can be portable"
+    ):
+        ops.linear(torch.zeros(1, 128), bias=None, **linear_arguments([layer]))
+
+
 def test_compiles_whole_with_any_number_of_rows():
     rng = np.random.default_rng(4)
     layers = [make_layer(rng, 256, 128, 64, 1), make_layer(rng, 256, 256, 48, 2)]
