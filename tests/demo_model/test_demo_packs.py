@@ -144,6 +144,7 @@ def test_drafts_are_as_often_right(name):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_three_bits_cost_few_bits_more_even_without_calibration():
     """Encodes the equal model: four minutes on a core."""
     source = EXAMPLES / "demo-glm-dsa"
