@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
+"""Extends upstream's ops: products by oneDNN, which torch.compile keeps in order.
+
+See docs/upstream/cpu-compiled-order.md.
+"""
+
+import torch
+
+from vllm import _custom_ops_upstream as upstream
+from vllm.fork import extend
+from vllm.utils.torch_utils import direct_register_custom_op
+
+
+def onednn_mm(
+    dnnl_handler: upstream.CPUDNNLGEMMHandler,
+    x: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """Upstream's `onednn_mm`, as an op that returns its result where it is compiled.
+
+    Upstream's op writes into a buffer. Inductor may then run what reads the buffer,
+    fused with a kernel of an earlier layer, before the buffer is written.
+
+    Args:
+        dnnl_handler: The packed weight.
+        x: [..., in-features].
+        bias: [out-features], or None.
+    """
+    if not torch.compiler.is_compiling():
+        return _upstream_onednn_mm(dnnl_handler, x, bias)
+    rows = x.reshape(-1, dnnl_handler.k)
+    product = torch.ops.vllm.onednn_product(
+        rows, bias, dnnl_handler.handler_tensor, dnnl_handler.n
+    )
+    return product.view(*x.shape[:-1], dnnl_handler.n)
+
+
+def _onednn_product(
+    x: torch.Tensor, bias: torch.Tensor | None, handler: torch.Tensor, size: int
+) -> torch.Tensor:
+    product = x.new_empty(x.shape[0], size)
+    torch.ops._C.onednn_mm(product, x, bias, handler)
+    return product
+
+
+def _fake_onednn_product(
+    x: torch.Tensor, bias: torch.Tensor | None, handler: torch.Tensor, size: int
+) -> torch.Tensor:
+    return x.new_empty(x.shape[0], size)
+
+
+direct_register_custom_op(
+    "onednn_product",
+    _onednn_product,
+    fake_impl=_fake_onednn_product,
+    dispatch_key="CPU",
+)
+_upstream_onednn_mm = upstream.onednn_mm
+extend(__name__, upstream)
