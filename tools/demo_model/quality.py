@@ -2,12 +2,12 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
 """Measures plain EXL3 of the equal demo model by codebook and bits.
 
-    python -m tools.demo_model.quality examples/demo-glm-dsa \
-        --work-dir build/demo_model --plot docs/quality/divergence.svg
+    python -m tools.demo_model.quality examples/demo-glm-dsa docs/quality.md \
+        --work-dir build/demo_model
 
-Fifteen packs are encoded and measured, which takes an hour or two. Packs and figures
-stay in the work folder, so a run that was stopped goes on. Prints the table of
-`docs/quality.md`.
+Fifteen packs are encoded and measured, which takes an hour on an idle core. Packs and
+figures stay in the work folder, so a run that was stopped goes on. Fills in the table
+of the page, and draws `PLOT_FILE` beside it.
 """
 
 import argparse
@@ -23,6 +23,8 @@ from tools.demo_model.plot import divergence_curves
 from tools.demo_model.quantize import Quantizer, uniform
 
 BITS = (2, 3, 4, 5, 6)
+PLOT_FILE = "quality.svg"
+BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 TABLE_HEAD = """\
 | bits | codebook | bits per byte | over BF16's | KL, nats a token | same first choice \
 | right drafts |
@@ -56,7 +58,10 @@ def measure(source: Path, work_dir: Path) -> Figures:
 
 
 def table(figures: Figures) -> str:
-    """One row a pack."""
+    """One row a pack, and BF16's."""
+    first = next(iter(figures.values()))
+    bf16 = first.bits_per_byte / first.bits_per_byte_ratio
+    drafts = first.reference_mtp_agreement
     rows = [TABLE_HEAD]
     for (bits, label), found in sorted(figures.items()):
         rows.append(
@@ -64,23 +69,30 @@ def table(figures: Figures) -> str:
             f"{found.bits_per_byte_ratio:.4f} | {found.kl:.5f} | "
             f"{found.top1:.1%} | {found.mtp_agreement:.1%} |"
         )
+    rows.append(f"| 16 | BF16 | {bf16:.4f} | 1 | 0 | 100% | {drafts:.1%} |")
     return "\n".join(rows)
 
 
+def filled(page: str, rows: str) -> str:
+    """The page with another table between its marks."""
+    head, _, rest = page.partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    return f"{head}{BEGIN}\n{rows}\n{END}{tail}"
+
+
 def main() -> None:
-    """Measures, draws and prints."""
+    """Measures, fills in and draws."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("source", type=Path)
+    parser.add_argument("page", type=Path, help="has the table between two marks")
     parser.add_argument("--work-dir", type=Path, required=True)
-    parser.add_argument("--plot", type=Path, required=True)
     args = parser.parse_args()
     figures = measure(args.source, args.work_dir)
     points = {
         label: {bits: figures[bits, label].kl for bits in BITS} for label in CODEBOOKS
     }
-    args.plot.parent.mkdir(parents=True, exist_ok=True)
-    args.plot.write_text(divergence_curves(points))
-    print(table(figures))
+    (args.page.parent / PLOT_FILE).write_text(divergence_curves(points))
+    args.page.write_text(filled(args.page.read_text(), table(figures)))
 
 
 if __name__ == "__main__":
