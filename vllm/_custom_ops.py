@@ -6,10 +6,22 @@ See docs/upstream/cpu-compiled-order.md.
 """
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from vllm import _custom_ops_upstream as upstream
 from vllm.fork import extend
 from vllm.utils.torch_utils import direct_register_custom_op
+
+
+class CPUDNNLGEMMHandler(upstream.CPUDNNLGEMMHandler):
+    """Upstream's packed weight, which may be let go of while a graph is traced."""
+
+    def __del__(self) -> None:
+        """Frees the weight, if it is a real one, whatever mode torch is in."""
+        if not isinstance(self.handler_tensor, FakeTensor):
+            with _disable_current_modes():
+                super().__del__()
 
 
 def onednn_mm(
