@@ -6,6 +6,7 @@ What the headers show is refused before a weight is read, and what only the weig
 show when they arrive.
 """
 
+import os
 import subprocess
 import sys
 
@@ -164,6 +165,7 @@ def test_the_server_names_what_the_weights_show(copies):
         [*command, "--model", str(copies["not_a_number"]), "--port", str(free_port())],
         capture_output=True,
         text=True,
+        env={**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"},
         check=False,
     )
     last = server.stderr.splitlines()[-1]
