@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from torch import library
 
 from exl3 import ops
 from tests.exl3_layers import (
@@ -250,4 +251,4 @@ def test_opcheck(dtype):
     layer = make_layer(np.random.default_rng(5), 128, 128, 64, 1)
     arguments = linear_arguments([layer])
     x = torch.zeros(2, 128, dtype=dtype)
-    torch.library.opcheck(torch.ops.exl3.linear, (x,), {**arguments, "bias": None})
+    library.opcheck(torch.ops.exl3.linear, (x,), {**arguments, "bias": None})

@@ -10,12 +10,12 @@ import math
 
 import pytest
 
+from tests.checkpoints import GLM_52
 from tests.damage import with_json
 from tests.packs import Format, write_pack
 from tests.serving.generate import Case, run
 from tests.serving.oracle import compare, load_reference, widen
 
-WIDTHS = [0, 0, 0, 56, 52, 52, 48, 40, 48, 56, 48, 48, 36, 36, 36, 36, 28, 32, 36, 36]
 #: Token ids of prefills of 1, 2, 5, 8 and 9 tokens: around a block and a tile.
 PREFILLS = [list(range(20 * i, 20 * i + n)) for i, n in enumerate((1, 2, 5, 8, 9), 1)]
 
@@ -28,8 +28,8 @@ def pack(tmp_path_factory):
         trunk={"experts"},
         formats=[Format(3), Format(4)],
         ranks=2,
-        widths=WIDTHS,
-        layers=len(WIDTHS),
+        widths=GLM_52,
+        layers=len(GLM_52),
         mtp=0,
         hidden=128,
         first_k_dense_replace=3,
