@@ -6,7 +6,7 @@
 # The interpreter that makes the environments: PYTHON=python3.12 make serve
 PYTHON ?= python3
 PORT ?= 8000
-MODEL ?= examples/demo-glm-dsa-ragged
+MODEL ?= examples/demo-glm-dsa-ragged-exl3
 # What `make drift` compares the pinned release with: a version, or a wheel's path.
 AGAINST ?= 0.33.0
 # More words for pytest: make test ARGS="tests/fork -x"

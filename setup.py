@@ -93,7 +93,10 @@ class CompileOps(build_ext):
         if self.editable_mode:
             # Once in the repository, because Python finds the `exl3` of the working
             # directory first, and once in the composed tree, because it need not.
-            shutil.copyfile(built, REPO / OPS)
+            # Put in place by renaming: processes that run keep the old one.
+            fresh = (REPO / OPS).with_suffix(".new")
+            shutil.copyfile(built, fresh)
+            fresh.replace(REPO / OPS)
             link = EDITABLE_TREE / OPS
             link.unlink(missing_ok=True)
             link.symlink_to(REPO / OPS)

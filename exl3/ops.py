@@ -12,7 +12,7 @@ matrices, one after another. Words, k and n as in `exl3.format`; codebook 0 is 3
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 #: The schemas that this file was written for; see kOpsVersion in bindings.cpp.
 OPS_VERSION = 3
@@ -293,27 +293,27 @@ def encode_tiles(tiles: Tensor, words: int, codebook: int) -> tuple[Tensor, Tens
 # What torch.compile knows of the ops: the results' shapes.
 
 
-@torch.library.register_fake("exl3::linear")
+@library.register_fake("exl3::linear")
 def _fake_linear(x, trellis, suh, svh, bias, shards, *_, **__):
     return x.new_empty([*x.shape[:-1], sum(shards[2::5])])
 
 
-@torch.library.register_fake("exl3::moe")
+@library.register_fake("exl3::moe")
 def _fake_moe(x, *_, **__):
     return x.new_empty(x.shape)
 
 
-@torch.library.register_fake("exl3::dequant")
+@library.register_fake("exl3::dequant")
 def _fake_dequant(trellis, suh, svh, k, n, words, codebook):
     return trellis.new_empty([k, n], dtype=torch.float32)
 
 
-@torch.library.register_fake("exl3::hadamard")
+@library.register_fake("exl3::hadamard")
 def _fake_hadamard(x, pre, post):
     return x.new_empty(x.shape)
 
 
-@torch.library.register_fake("exl3::encode_tiles")
+@library.register_fake("exl3::encode_tiles")
 def _fake_encode_tiles(tiles, words, codebook):
     packed = tiles.new_empty([tiles.shape[0], words], dtype=torch.int16)
     return packed, tiles.new_empty(tiles.shape)

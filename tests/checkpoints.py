@@ -26,6 +26,8 @@ from safetensors.torch import save_file
 Tensors = dict[str, torch.Tensor]
 
 VOCAB_SIZE = 512
+#: Widths of the published GLM-5.2 of 20 layers and 724 experts.
+GLM_52 = [0, 0, 0, 56, 52, 52, 48, 40, 48, 56, 48, 48, 36, 36, 36, 36, 28, 32, 36, 36]
 # Standard deviation of a token's random logits, and how far `lm_head` leans towards
 # its fixed successor, in the same unit. At 9 the successor wins in about 7 of 10
 # greedy steps of deepseek_v3, and the best token leads the second by 2.6 (median).

@@ -34,6 +34,7 @@ from tests.checkpoints import (
     make_tensors,
     save_checkpoint,
 )
+from tests.header_files import tail
 
 #: Kinds of linear modules, as `trunk` and `draft` name them. The last three are
 #: modules that upstream builds without a quantization config.
@@ -154,13 +155,11 @@ def write_pack(
         )
     save_checkpoint(path, config, writer.tensors, shards=shards)
     if "bits_per_expert" in config.get("hybrid_tr3_tail", {}):
-        _write_json(path / BITMAP_FILE, _bitmap(writer.expert_bits))
+        (path / BITMAP_FILE).write_text(json.dumps(_bitmap(writer.expert_bits)))
     if tensor_storage:
         block = config.get("quantization_config", {})
-        _write_json(
-            path / "quantization_config.json",
-            {**block, "tensor_storage": _storage(writer)},
-        )
+        block = {**block, "tensor_storage": _storage(writer)}
+        (path / "quantization_config.json").write_text(json.dumps(block))
     return Pack(path, twin_path)
 
 
@@ -342,35 +341,29 @@ def _quantization(writer: _Writer, stamp: dict[str, Any] | None) -> dict[str, An
 def _tail(
     expert_bits: dict[int, dict[int, float]],
     widths: list[int],
-    ranks: int | None,
+    ranks: int,
     shared_h: bool,
 ) -> dict[str, Any]:
     values = sorted({bits for of in expert_bits.values() for bits in of.values()})
     stored = {widths[layer] for layer in expert_bits}
-    tail: dict[str, Any] = {
-        "format": "exl3-trellis",
-        "codebook": "mcg",
-        "tp": ranks,
-        "moe_layers": [min(expert_bits), max(expert_bits)],
-        "experts_per_layer": stored.pop() if len(stored) == 1 else widths,
-        "tensor_schema": "model.layers.{L}.mlp.experts.{E}.{proj}.rank{r}."
-        "{trellis|suh|svh|mcg}",
+    fields: dict[str, Any] = {
         "bits": values[0],
         "mcg_multiplier": reference_codec.MARKERS["mcg"],
     }
     if len(values) > 1:
-        tail |= {
+        fields |= {
             "bits": "mixed",
             "k_values": values,
             "bits_per_expert": f"{BITMAP_FILE}:k",
         }
     if shared_h:
-        tail |= {
+        fields |= {
             "rotation_layout": "shared_h_v1",
             "shared_h_tensor_schema": "model.layers.{L}.mlp.experts.shared_h.{proj}."
             "rank{r}.{suh|svh}",
         }
-    return tail
+    width = stored.pop() if len(stored) == 1 else widths
+    return tail(ranks, (min(expert_bits), max(expert_bits)), width, **fields)
 
 
 def _bitmap(expert_bits: dict[int, dict[int, float]]) -> dict[str, Any]:
@@ -401,7 +394,3 @@ def _storage(writer: _Writer) -> dict[str, Any]:
             entry[f"{format.codebook}_multiplier"] = marker
         storage[key] = entry
     return storage
-
-
-def _write_json(path: Path, value: dict[str, Any]) -> None:
-    path.write_text(json.dumps(value))

@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
 """Serves the demo model, and says when it is ready and what to try.
 
-    python -m tools.serve_demo --model examples/demo-glm-dsa-ragged
+    python -m tools.serve_demo --model examples/demo-glm-dsa-ragged-exl3
 
 The server is vLLM's own OpenAI-compatible one, started as
 `python -m vllm.entrypoints.openai.api_server`; it does the work and this waits for it.

@@ -2,9 +2,18 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
 """Refusals: what the fork says when it will not serve, in one line."""
 
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 from pydantic import ValidationError
 
 from exl3.format.errors import CheckpointError
+
+# Names the file in which the processes of a server leave a refusal for it.
+_FILE_VARIABLE = "HETERO_REFUSAL_FILE"
 
 
 class RefusedOptionError(ValueError):
@@ -32,3 +41,39 @@ def refusal_in(error: BaseException) -> str | None:
                     return line
         seen = seen.__cause__ or seen.__context__
     return None
+
+
+@contextmanager
+def collected_refusals() -> Iterator[Callable[[], str | None]]:
+    """Collects the refusals of the processes that start in the meantime.
+
+    A server learns of its engine and workers only that they failed to start; what
+    weights show when they arrive is refused there.
+
+    Yields:
+        A function that returns the first line that any of them left, or None.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "refusal"
+        os.environ[_FILE_VARIABLE] = str(file)
+
+        def first() -> str | None:
+            return file.read_text().splitlines()[0] if file.exists() else None
+
+        try:
+            yield first
+        finally:
+            del os.environ[_FILE_VARIABLE]
+
+
+@contextmanager
+def leaving_refusals() -> Iterator[None]:
+    """Leaves a refusal that is raised within for the server, if there is one."""
+    try:
+        yield
+    except Exception as error:
+        line, file = refusal_in(error), os.environ.get(_FILE_VARIABLE)
+        if line is not None and file is not None:
+            with Path(file).open("a") as stream:
+                stream.write(f"{line}\n")
+        raise

@@ -174,9 +174,11 @@ def _declared(
         if result is None:
             result = field, widths
             continue
+        # Of two fields only one holds: name the other, with the layer.
         if not fitting and _fits(result[1], stored):
-            # Two fields, and only the other one holds: name this one.
             return field, widths
+        if fitting and not _fits(result[1], stored):
+            return result
         first, stated = result
         if not any(_agree(stated, reading) for reading in fitting or readings):
             raise CheckpointError(

@@ -41,7 +41,6 @@ class ExpertLayer:
     encodings: tuple[tuple[Encoding, Encoding, Encoding], ...]  # gate, up, down
     spelling: tuple[str, str, str]  # of gate, up and down: gate_proj or w1, ...
     shared_h: bool = False  # hidden-side vectors are stored once for all experts
-    packed_signs: bool = False  # some have legacy `su` or `sv`
 
     def matrix(self, expert: int, projection: str) -> Encoding:
         """The code of an expert's "gate", "up" or "down"."""
@@ -51,14 +50,6 @@ class ExpertLayer:
         """Stored [in-features, out-features] of one slice of a projection."""
         shape = self.hidden, self.intermediate
         return shape[::-1] if projection == "down" else shape
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all trellises and scales."""
-        weights = self.hidden * self.intermediate
-        tiles = sum(code.words for codes in self.encodings for code in codes)
-        vectors = 3 * (self.hidden + self.intermediate) * self.width * 2
-        return self.ranks * (weights * tiles // 128 + vectors)
 
 
 class Slice(NamedTuple):
@@ -184,10 +175,6 @@ class _Layer:
             encodings=tuple(encodings),
             spelling=(spelling["gate"], spelling["up"], spelling["down"]),
             shared_h=bool(self.shared),
-            packed_signs=any(
-                matrix.packed_in or matrix.packed_out
-                for matrix in self.matrices.values()
-            ),
         )
 
     def _missing(

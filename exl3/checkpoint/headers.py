@@ -181,7 +181,7 @@ def _check_files(folder: Path, files: list[str]) -> None:
             raise _outside(file)
         if not is_file(folder / file):
             raise FileError(
-                f"{INDEX_FILE}: weight_map names {brief(file)}, which is missing from "
+                f"{INDEX_FILE}: weight_map names {file[:200]!r}, which is missing from "
                 f"{folder}; fetch it, or rebuild the index"
             )
 

@@ -27,18 +27,11 @@ class Matrix:
     words: int  # int16 words of a tile
     codebook: Codebook
     has_bias: bool = False
-    packed_in: bool = False  # legacy `su` instead of `suh`
-    packed_out: bool = False  # legacy `sv` instead of `svh`
 
     @property
     def bits(self) -> int | float:
         """Bits per weight."""
         return bits_of(self.words)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the trellis."""
-        return self.in_features * self.out_features * self.words // 128
 
 
 class MatrixReader:
@@ -120,14 +113,12 @@ def read_matrix(
             f"{bits_of(words)} bits per weight, which {codebook.label} does not "
             f"have{half}; encode it at 1 to 8 bits"
         )
-    packed_in = _check_scales(module, fields, "suh", "su", rows, shared)
-    packed_out = _check_scales(module, fields, "svh", "sv", columns, shared)
+    _check_scales(module, fields, "suh", "su", rows, shared)
+    _check_scales(module, fields, "svh", "sv", columns, shared)
     bias = fields.get("bias")
     if bias is not None:
         _expect(bias, ("F16", "F32", "BF16"), (columns,))
-    return Matrix(
-        rows, columns, words, codebook, bias is not None, packed_in, packed_out
-    )
+    return Matrix(rows, columns, words, codebook, bias is not None)
 
 
 def _codebook(module: str, fields: Mapping[str, TensorHeader]) -> Codebook:
@@ -155,8 +146,8 @@ def _check_scales(
     signs: str,
     features: int,
     shared: frozenset[str],
-) -> bool:
-    """Checks the vector of one side, and tells whether it is packed signs."""
+) -> None:
+    """Checks the vector of one side, or the packed signs in its place."""
     vector, packed = fields.get(scales), fields.get(signs)
     if scales in shared:
         own = vector or packed
@@ -165,7 +156,7 @@ def _check_scales(
                 f"{own.file}: {own.name} is stored beside {scales} of shared_h, which "
                 "takes its place in shared_h_v1; remove one of them"
             )
-        return False
+        return
     if vector is not None and packed is not None:
         raise TensorError(
             f"{module}: both {vector.name} in {vector.file} and {packed.name} in "
@@ -173,17 +164,18 @@ def _check_scales(
         )
     if vector is not None:
         _expect(vector, ("F16",), (features,))
-        return False
-    if packed is None:
+    elif packed is not None:
+        _expect(packed, ("I16",), (features // TILE,))
+    else:
         raise TensorError(
             f"{module}: the trellis is stored, but neither {scales} nor {signs}; fetch "
             "the missing file, or convert the module again"
         )
-    _expect(packed, ("I16",), (features // TILE,))
-    return True
 
 
-def _expect(header: TensorHeader, dtypes: tuple[str, ...], shape: tuple[int, ...]):
+def _expect(
+    header: TensorHeader, dtypes: tuple[str, ...], shape: tuple[int, ...]
+) -> None:
     if header.dtype not in dtypes or header.shape != shape:
         raise TensorError(
             f"{header.file}: {header.name} is {header.dtype} of shape "

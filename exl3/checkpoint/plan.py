@@ -28,7 +28,7 @@ from exl3.checkpoint.modules import (
 )
 from exl3.checkpoint.stored_widths import StoredWidths, widths_of_modules
 from exl3.format.errors import FileError, MetadataError
-from exl3.format.names import layer_of, parse_name
+from exl3.format.names import STACKS, layer_of, parse_name
 
 __all__ = [
     "Checkpoint",
@@ -41,9 +41,6 @@ __all__ = [
     "read_plan",
     "read_with_modules",
 ]
-
-#: A layer's experts in one tensor, as some dense checkpoints have them.
-_STACKS = ("gate_up_proj", "down_proj")
 
 
 @dataclass(frozen=True)
@@ -69,7 +66,7 @@ class CheckpointPlan:
         Loaders read whole files, so such a tensor still arrives, and is to be dropped.
         """
         module, _, last = name.rpartition(".")
-        if last in _STACKS:
+        if last in STACKS:
             return module in self.experts
         if last != "weight":
             return False
@@ -168,7 +165,9 @@ def read_config(folder: Path) -> Mapping[str, Any]:
     """
     config = read_json(folder / "config.json")
     if not isinstance(config, Mapping):
-        raise FileError(f"{folder / 'config.json'}: is not a JSON object")
+        raise FileError(
+            f"{folder / 'config.json'}: is not a JSON object; fetch it again"
+        )
     return config
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from exl3.checkpoint.file_header import TensorHeader
 from exl3.checkpoint.modules import group_by_module
+from exl3.format.names import STACKS
 
 # The experts end where their index does: `experts.0.` may be followed by any field.
 # Indices have few digits, since a name may be hostile.
@@ -16,7 +17,6 @@ _MOE_MODULE = re.compile(
     r"(?:(?P<gate>gate)$|experts(?:$|\.(?P<expert>[0-9]{1,6})(?:\.|$)"
     r"|\.(?P<stack>gate_up_proj|down_proj)$))"
 )
-_STACKS = ("gate_up_proj", "down_proj")
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def widths_of_modules(
                 if name in fields:
                     of[layer] = fields[name]
             continue
-        names = ("weight",) if match["stack"] else _STACKS
+        names = ("weight",) if match["stack"] else STACKS
         stacks += [(layer, fields[name]) for name in names if name in fields]
     for layer, trellis in trellises.items():
         gates.setdefault(

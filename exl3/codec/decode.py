@@ -59,5 +59,6 @@ def expand_signs(packed: Tensor) -> Tensor:
 
     Bit i, from the least, of word j is set where feature `16 * j + i` is negative.
     """
-    negative = packed.long().unsqueeze(-1) >> torch.arange(16) & 1
+    bit = torch.arange(16, device=packed.device)
+    negative = packed.long().unsqueeze(-1) >> bit & 1
     return (1 - 2 * negative).flatten().half()

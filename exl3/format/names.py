@@ -25,6 +25,9 @@ PROJECTION_OF = {
     "w2": "down",
 }
 
+#: All experts of a layer in one tensor, as some dense checkpoints have them.
+STACKS = ("gate_up_proj", "down_proj")
+
 #: The one expression for tensor names. `module` is what the tensor belongs to, without
 #: a rank; `experts` and `expert` are set for a routed expert's projection. Indices
 #: have few digits, since a name may be hostile.

@@ -35,6 +35,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from exl3.checkpoint.headers import read_folder
 from exl3.checkpoint.plan import read_plan
 from exl3.format.errors import CheckpointError
 from tests.damage import with_json, with_tensors
@@ -192,14 +193,12 @@ class TestMetadata:
         assert layers == ({0, 1} if part == "trunk" else {2})
 
     def test_11_packed_signs(self, tmp_path):
-        pack = write_pack(
-            tmp_path / "x", trunk={"attention"}, legacy_signs=True, **SMALL
-        )
-        matrices = plan(pack.path).linears.values()
-        assert {(m.packed_in, m.packed_out) for m in matrices} == {
-            (True, False),
-            (False, True),
-        }
+        options = {"trunk": {"attention"}, **SMALL}
+        signs = write_pack(tmp_path / "signs", legacy_signs=True, **options).path
+        scales = write_pack(tmp_path / "scales", **options).path
+        fields = {header.name.rpartition(".")[2] for header in read_folder(signs)}
+        assert {"su", "sv"} <= fields
+        assert plan(signs).linears == plan(scales).linears
 
 
 class TestWidths:
@@ -209,6 +208,15 @@ class TestWidths:
         config = get_config(sliced, trust_remote_code=False)
         assert config.resolved_expert_widths == [0, 4, 6, 8]
         assert config.n_routed_experts == 8
+
+    def test_12_a_width_off_by_one_is_refused_with_its_layer(self, sliced, tmp_path):
+        def change(config):
+            config["n_routed_experts_per_layer"] = [0, 4, 7, 8]
+
+        path = with_json(sliced, tmp_path / "x", change)
+        assert_refused(
+            path, "layer 2 a width of 7", "layers.2.mlp.gate.weight", "6 rows"
+        )
 
     def test_13_groups_that_do_not_divide_a_width(self, sliced, tmp_path):
         def group(config):

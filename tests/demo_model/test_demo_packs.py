@@ -12,10 +12,12 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from exl3.checkpoint.plan import CheckpointPlan, read_plan
+from exl3.codec import decode_weight, quantize_linear
 from exl3.format.constants import Codebook
 from tools.demo_model.compare import Comparison, compare, outputs
-from tools.demo_model.load import load_checkpoint
-from tools.demo_model.quantize import COPIED, RECIPES
+from tools.demo_model.load import load_checkpoint, load_tensors
+from tools.demo_model.model import DemoModel
+from tools.demo_model.quantize import COPIED, RECIPES, is_encoded
 from tools.demo_model.tokenizer import EOS_ID
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -43,17 +45,23 @@ def stored(name: str) -> dict[str, torch.Tensor]:
     return load_file(EXAMPLES / name / "model.safetensors")
 
 
-@cache
-def comparison(name: str) -> Comparison:
-    """The pack beside its source on the text, in the reference decode."""
-    tokenizer = Tokenizer.from_file(str(EXAMPLES / name / "tokenizer.json"))
+def beside(source: str, model: DemoModel) -> Comparison:
+    """A model beside the checkpoint that it was made from, on the text."""
+    folder = EXAMPLES / source
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     texts = [
         torch.tensor([EOS_ID, *tokenizer.encode(text).ids, EOS_ID]) for text in TEXTS
     ]
-    source = load_checkpoint(EXAMPLES / SOURCES[name])
-    expected = [outputs(source, text) for text in texts]
+    reference = load_checkpoint(folder)
+    expected = [outputs(reference, text) for text in texts]
     num_bytes = sum(len(text.encode()) for text in TEXTS)
-    return compare(expected, load_checkpoint(EXAMPLES / name), texts, num_bytes)
+    return compare(expected, model, texts, num_bytes)
+
+
+@cache
+def comparison(name: str) -> Comparison:
+    """The pack beside its source, in the reference decode."""
+    return beside(SOURCES[name], load_checkpoint(EXAMPLES / name))
 
 
 def test_both_packs_fit_the_size_limit():
@@ -133,3 +141,19 @@ def test_drafts_are_as_often_right(name):
     # 1.5 points are allowed on all held-out text; of these 2,600 drafts one
     # standard deviation is 0.9.
     assert found.mtp_agreement > found.reference_mtp_agreement - 0.03
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_three_bits_cost_few_bits_more_even_without_calibration():
+    """Encodes the equal model: four minutes on a core."""
+    source = EXAMPLES / "demo-glm-dsa"
+    model = load_checkpoint(source)
+    tensors = stored("demo-glm-dsa").copy()
+    for seed, name in enumerate(filter(is_encoded, list(tensors))):
+        coded = quantize_linear(tensors[name].T, 3, Codebook.MUL1, seed=seed)
+        tensors[name] = decode_weight(
+            coded.trellis, coded.suh, coded.svh, coded.codebook
+        ).T
+    load_tensors(model, tensors)
+    assert 0.99 < beside("demo-glm-dsa", model).bits_per_byte_ratio < 1.04

@@ -6,6 +6,7 @@ from functools import cache
 
 import pytest
 import torch
+from torch import library
 
 from exl3 import ops
 from exl3.codec.regularize import INNER_RMS
@@ -187,4 +188,4 @@ def test_no_tiles():
 
 def test_operator_is_registered_well():
     tiles = gaussian_tiles(2)
-    torch.library.opcheck(torch.ops.exl3.encode_tiles.default, (tiles, 40, 2))
+    library.opcheck(torch.ops.exl3.encode_tiles.default, (tiles, 40, 2))

@@ -9,6 +9,7 @@ from exl3.checkpoint.file_header import TensorHeader
 from exl3.checkpoint.layers import LayerPlan
 from exl3.checkpoint.stored_widths import read_stored
 from exl3.format.errors import CheckpointError
+from tests.checkpoints import GLM_52
 
 # Five layers, the first dense, and one draft layer. A list by global index, a list
 # with the draft, one of the MoE layers only, and that with the draft have the
@@ -370,35 +371,13 @@ def test_layers_by_type_and_frequency():
 
 def test_the_published_shape():
     """The 20-layer GLM-5.2 of 724 experts, the published unequal checkpoint."""
-    widths = [
-        0,
-        0,
-        0,
-        56,
-        52,
-        52,
-        48,
-        40,
-        48,
-        56,
-        48,
-        48,
-        36,
-        36,
-        36,
-        36,
-        28,
-        32,
-        36,
-        36,
-    ]
     config = {
         "num_hidden_layers": 20,
         "first_k_dense_replace": 3,
         "n_routed_experts": 256,
         "num_experts_per_tok": 8,
-        "n_routed_experts_per_layer": widths,
+        "n_routed_experts_per_layer": GLM_52,
     }
-    resolved = resolve(config, gates(widths))
-    assert list(resolved) == widths
+    resolved = resolve(config, gates(GLM_52))
+    assert list(resolved) == GLM_52
     assert sum(resolved) == 724

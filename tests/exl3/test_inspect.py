@@ -9,17 +9,11 @@ import sys
 import pytest
 
 from exl3 import cli
+from tests import plans
 from tests.header_files import dense, experts, linear, tail, write_folder
 
 CONFIG = {
-    "num_hidden_layers": 2,
-    "first_k_dense_replace": 1,
-    "num_nextn_predict_layers": 1,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "num_attention_heads": 8,
-    "hidden_size": 256,
-    "moe_intermediate_size": 256,
+    **plans.CONFIG,
     "hybrid_tr3_tail": tail(2, (1, 1), 4, trellis_bits_by_layer={"1": 3}),
 }
 

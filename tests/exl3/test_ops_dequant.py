@@ -5,6 +5,7 @@
 import numpy as np
 import pytest
 import torch
+from torch import library
 
 from exl3 import ops
 from tests import reference_codec
@@ -105,5 +106,5 @@ def test_opcheck():
     layer = make_layer(np.random.default_rng(5), 128, 128, 64, 1)
     suh, svh = torch.from_numpy(layer.suh), torch.from_numpy(layer.svh)
     arguments = (layer.slab(), suh, svh, 128, 128, 64, 1)
-    torch.library.opcheck(torch.ops.exl3.dequant, arguments)
-    torch.library.opcheck(torch.ops.exl3.hadamard, (torch.zeros(2, 128), suh, None))
+    library.opcheck(torch.ops.exl3.dequant, arguments)
+    library.opcheck(torch.ops.exl3.hadamard, (torch.zeros(2, 128), suh, None))

@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from torch import library
 
 from exl3 import ops
 from tests.exl3_layers import (
@@ -168,11 +169,26 @@ def test_runs_repeat_bit_for_bit(monkeypatch, isa):
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("codebook", [1, 2])
+def test_a_row_alone_is_the_row_in_a_batch(monkeypatch, isa, codebook):
+    """Bit for bit: of exact products always, of others among up to 7 rows."""
+    monkeypatch.setenv("EXL3_CPU_ISA", isa)
+    rng = np.random.default_rng(11)
+    layer = make_layer(rng, 640, 128, 48, codebook)
+    x = draw(rng, 150, 640, torch.float32)
+    for exact, rows in ((True, 150), (False, 7)):
+        options = {"bias": None, "exact": exact, **linear_arguments([layer])}
+        batch = ops.linear(x[:rows], **options)
+        for row in (0, 1, 4, rows - 1):
+            assert torch.equal(ops.linear(x[row : row + 1], **options)[0], batch[row])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("codebook", [1, 2])
 def test_infinities_and_nan_stay_in_their_row(monkeypatch, isa, codebook):
     monkeypatch.setenv("EXL3_CPU_ISA", isa)
     rng = np.random.default_rng(6)
     layer = make_layer(rng, 256, 128, 64, codebook)
-    x = draw(rng, 5, 256, torch.float32)
+    x = draw(rng, 20, 256, torch.float32)  # so many that AMX takes part
     x[1, 7], x[3, 200] = np.inf, np.nan
     x[4] = 0
     got = ops.linear(x, bias=None, **linear_arguments([layer]))
@@ -209,6 +225,13 @@ def test_refuses_what_does_not_fit(change, message):
         ops.linear(**{**arguments, **change})
 
 
+def test_refuses_an_unknown_instruction_set(monkeypatch):
+    monkeypatch.setenv("EXL3_CPU_ISA", "sse2")
+    layer = make_layer(np.random.default_rng(12), 128, 128, 64, 1)
+    with pytest.raises(ValueError, match="EXL3_CPU_ISA is 'sse2'; it can be portable"):
+        ops.linear(torch.zeros(1, 128), bias=None, **linear_arguments([layer]))
+
+
 def test_compiles_whole_with_any_number_of_rows():
     rng = np.random.default_rng(4)
     layers = [make_layer(rng, 256, 128, 64, 1), make_layer(rng, 256, 256, 48, 2)]
@@ -228,4 +251,4 @@ def test_opcheck(dtype):
     layer = make_layer(np.random.default_rng(5), 128, 128, 64, 1)
     arguments = linear_arguments([layer])
     x = torch.zeros(2, 128, dtype=dtype)
-    torch.library.opcheck(torch.ops.exl3.linear, (x,), {**arguments, "bias": None})
+    library.opcheck(torch.ops.exl3.linear, (x,), {**arguments, "bias": None})

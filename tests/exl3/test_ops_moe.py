@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from torch import library
 
 from exl3 import ops
 from tests.exl3_layers import (
@@ -313,4 +314,4 @@ def test_opcheck():
     experts = make_experts(rng, 2).arguments()
     arguments = (draw(rng, 2), *draw_routes(rng, 2, 1, 2))
     options = {"expert_map": None, "activation": "silu", "limit": math.inf}
-    torch.library.opcheck(torch.ops.exl3.moe, arguments, {**experts, **options})
+    library.opcheck(torch.ops.exl3.moe, arguments, {**experts, **options})

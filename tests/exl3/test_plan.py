@@ -64,7 +64,8 @@ def test_legacy_signs_and_bias(tmp_path):
     tensors["model.layers.0.mlp.down_proj.su"] = ("I16", (16,))
     tensors["model.layers.0.mlp.down_proj.bias"] = ("F16", (384,))
     (matrix,) = read(tmp_path, tensors).linears.values()
-    assert (matrix.packed_in, matrix.packed_out, matrix.has_bias) == (True, False, True)
+    assert matrix.has_bias
+    assert (matrix.in_features, matrix.out_features) == (256, 384)
 
 
 @pytest.mark.parametrize(

@@ -385,22 +385,3 @@ def test_a_checkpoint_that_is_half_fetched_is_no_damaged_one(
             reading.resolve_config(config, "someone/fetching", None)
     else:
         reading.resolve_config(config, "someone/fetching", None)
-
-
-def test_a_refusal_is_found_inside_what_wraps_it():
-    from pydantic import BaseModel, model_validator
-
-    from vllm.refusal import RefusedOptionError, refusal_in
-
-    class Config(BaseModel):
-        @model_validator(mode="after")
-        def check(self):
-            raise RefusedOptionError("leave --this out")
-
-    with pytest.raises(ValueError, match="leave --this out") as wrapped:
-        Config()
-    assert refusal_in(wrapped.value) == "leave --this out"
-    outer = RuntimeError("startup failed")
-    outer.__cause__ = CheckpointError("config.json: no")
-    assert refusal_in(outer) == "config.json: no"
-    assert refusal_in(ValueError("anything else")) is None

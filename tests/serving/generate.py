@@ -14,9 +14,12 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 REPO = Path(__file__).resolve().parents[2]
 #: Token ids of the prompts: a single token, and lengths on both sides of a KV block.
@@ -29,12 +32,17 @@ MTP = {"method": "mtp", "num_speculative_tokens": 1}
 
 @dataclass(frozen=True)
 class Case:
-    """One engine: a checkpoint and the options that differ from the defaults below."""
+    """One engine: a checkpoint and the options that differ from the defaults below.
+
+    `exact` has EXL3 weights keep every bit, so that a router with many experts chooses
+    as the reference does.
+    """
 
     model: str
     options: dict[str, Any] = field(default_factory=dict)
     max_tokens: int = 32
     prompts: list[list[int]] = field(default_factory=lambda: PROMPTS)
+    exact: bool = False
 
 
 @dataclass(frozen=True)
@@ -154,6 +162,17 @@ def _generate(case: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _exact_ops() -> Any:
+    """While it is entered, the ops of this process run in their bit-exact mode."""
+    from exl3 import ops
+
+    return patch.multiple(
+        ops,
+        linear=partial(ops.linear, exact=True),
+        moe=partial(ops.moe, exact=True),
+    )
+
+
 def main() -> None:
     """Reads cases from stdin and writes one RESULT line for each."""
     from vllm.distributed import cleanup_dist_env_and_memory
@@ -163,7 +182,8 @@ def main() -> None:
 
         torch_ops.load()
     for case in json.load(sys.stdin):
-        result = _generate(case)
+        with _exact_ops() if case["exact"] else nullcontext():
+            result = _generate(case)
         cleanup_dist_env_and_memory()
         gc.collect()
         print("RESULT", json.dumps(result), flush=True)

@@ -122,7 +122,7 @@ class Quantizer:
         """The tensors of a pack, by name."""
         stored: dict[str, Tensor] = {}
         for name, weight in tqdm(sorted(self.tensors.items()), unit=" tensors"):
-            if not _ENCODED.fullmatch(name) or ".indexer." in name:
+            if not is_encoded(name):
                 stored[name] = weight
                 continue
             module = name.removesuffix(".weight")
@@ -147,6 +147,11 @@ class Quantizer:
             yield job
         else:
             yield from slice_job(job, recipe.ranks, by_output=projection != "down")
+
+
+def is_encoded(name: str) -> bool:
+    """Whether a pack has a trellis in place of this tensor of its source."""
+    return _ENCODED.fullmatch(name) is not None and ".indexer." not in name
 
 
 def expert_bits(

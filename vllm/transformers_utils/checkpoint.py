@@ -12,14 +12,34 @@ from pathlib import Path
 import regex as re
 
 from exl3.checkpoint.headers import fingerprint
-from exl3.checkpoint.json_files import read_json
-from exl3.checkpoint.plan import Checkpoint, read_checkpoint
+from exl3.checkpoint.plan import Checkpoint, read_checkpoint, read_config
 from exl3.format.errors import FileError
 from vllm.logger import init_logger
 
 logger = init_logger(__name__)
 
 _SHARD = re.compile(r"-of-([0-9]{1,6})\.safetensors$")
+
+
+def stored_checkpoint(model: str | Path, revision: str | None) -> Checkpoint | None:
+    """What is stored of a model; None if it is not, or not whole, on this machine.
+
+    Args:
+        model: A folder, or an id on the hub.
+        revision: The revision of the hub's checkpoint.
+
+    Raises:
+        CheckpointError: The checkpoint contradicts itself or cannot be served.
+    """
+    folder = local_folder(model, revision)
+    if folder is None:
+        return None
+    try:
+        return read_folder(folder)
+    except FileError:
+        if Path(model).is_dir():
+            raise
+        return None  # the index names a shard that is still to come
 
 
 def read_folder(folder: Path) -> Checkpoint:
@@ -37,10 +57,7 @@ def _read(folder: Path, _files: object) -> Checkpoint:
 
     The answer is small; the headers of a million tensors are not, and are let go.
     """
-    file = folder / "config.json"
-    config = read_json(file) if file.is_file() else {}
-    if not isinstance(config, dict):
-        raise FileError(f"{file}: is not a JSON object; fetch it again")
+    config = read_config(folder) if (folder / "config.json").is_file() else {}
     checkpoint = read_checkpoint(folder, config)
     for warning in checkpoint.plan.warnings:
         logger.warning(warning)

@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig
 from exl3.checkpoint.headers import fingerprint
 from exl3.checkpoint.plan import CheckpointPlan
 from exl3.format.errors import FileError
-from vllm.transformers_utils.checkpoint import local_folder, read_folder
+from vllm.transformers_utils.checkpoint import local_folder, stored_checkpoint
 
 QUANT_METHOD = "exl3"
 
@@ -34,17 +34,17 @@ def resolve_config(
         CheckpointError: The checkpoint is EXL3 and contradicts itself.
     """
     declared = _is_declared(config)
-    stamp = {"quant_method": QUANT_METHOD}
-    plan = CheckpointPlan()
-    folder = local_folder(model, revision)
-    if folder is not None:
-        try:
-            plan = read_folder(folder).plan
-        except FileError:  # upstream may read it all the same
-            if declared:
-                raise
-    if not (plan.is_exl3 or (declared and folder is None)):
+    try:
+        checkpoint = stored_checkpoint(model, revision)
+    except FileError:  # upstream may read it all the same
+        if declared:
+            raise
         return
+    plan = CheckpointPlan() if checkpoint is None else checkpoint.plan
+    if not (plan.is_exl3 or (declared and checkpoint is None)):
+        return
+    stamp = {"quant_method": QUANT_METHOD}
+    folder = local_folder(model, revision)
     if folder is not None:
         # What is compiled for one checkpoint must not be taken for another one in its
         # place, and vLLM's cache of compiled graphs is keyed by the config.
@@ -63,8 +63,8 @@ def checkpoint_plan(model: str | Path, revision: str | None) -> CheckpointPlan |
     Raises:
         CheckpointError: The checkpoint contradicts itself.
     """
-    folder = local_folder(model, revision)
-    return None if folder is None else read_folder(folder).plan
+    checkpoint = stored_checkpoint(model, revision)
+    return None if checkpoint is None else checkpoint.plan
 
 
 def _is_declared(config: PreTrainedConfig) -> bool:

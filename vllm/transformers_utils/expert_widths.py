@@ -20,10 +20,10 @@ from exl3.checkpoint.expert_widths import (
     SHAPE_FIELDS,
     resolve_widths,
 )
-from exl3.checkpoint.stored_widths import StoredWidths, read_stored
-from exl3.format.errors import CheckpointError, FileError
+from exl3.checkpoint.stored_widths import read_stored
+from exl3.format.errors import CheckpointError
 from vllm.logger import init_logger
-from vllm.transformers_utils.checkpoint import local_folder, read_folder
+from vllm.transformers_utils.checkpoint import stored_checkpoint
 
 logger = init_logger(__name__)
 
@@ -106,7 +106,10 @@ def resolve_config(
     if not (is_supported(config.architectures) or is_supported(text.architectures)):
         return
     fields = _plain_fields(text)
-    stored = _stored_widths(str(model), revision)
+    # A checkpoint that is still to be fetched, or the rest of it, is checked again,
+    # layer by layer, when its tensors are loaded.
+    checkpoint = stored_checkpoint(model, revision)
+    stored = read_stored((), 0) if checkpoint is None else checkpoint.widths
     widths = resolve_widths(fields, stored)
     if widths is None:
         return
@@ -173,20 +176,3 @@ def scalar_fields(config: PreTrainedConfig) -> list[str]:
             "checkpoint has routed experts; set the one that this family uses"
         )
     return fields
-
-
-def _stored_widths(model: str, revision: str | None) -> StoredWidths:
-    """What the checkpoint's headers say; nothing if it is not on this machine.
-
-    A checkpoint that is still to be fetched, or the rest of it, is checked again,
-    layer by layer, when its tensors are loaded.
-    """
-    folder = local_folder(model, revision)
-    if folder is None:
-        return read_stored((), 0)
-    try:
-        return read_folder(folder).widths
-    except FileError:
-        if Path(model).is_dir():
-            raise
-        return read_stored((), 0)  # the index names a shard that is still to come

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
 //
-// Kernels for many rows, for x86 with AMX-BF16 and AVX512-FP16: Sapphire Rapids and
+// Kernels for many rows, for x86 with AMX-INT8 and AVX512-FP16: Sapphire Rapids and
 // later.
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace exl3::cpu {
 
-// Whether the machine has AMX-BF16 and the system lets this process use it.
+// Whether the machine has AMX-INT8 and the system lets this process use it.
 bool has_amx();
 
 extern const Kernel kAmx[kCodebooks];

@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "exl3/codec/trellis.h"
+#include "exl3/cpu/by_words.h"
 
 // On every function, not on the file: a function of a header that is compiled here for
 // AVX2 would else be the one that the linker keeps for everybody.
@@ -74,11 +75,7 @@ constexpr Windows make_windows(int words) {
   return windows;
 }
 
-constexpr Windows kWindows[] = {
-    make_windows(16),  make_windows(24),  make_windows(32), make_windows(40),
-    make_windows(48),  make_windows(56),  make_windows(64), make_windows(72),
-    make_windows(80),  make_windows(88),  make_windows(96), make_windows(104),
-    make_windows(112), make_windows(120), make_windows(128)};
+constexpr auto kWindows = by_words<make_windows>();
 
 EXL3_AVX2 inline __m128i load_words(const char* ring, int words, int first) {
   if (first >= 0) {
@@ -96,7 +93,7 @@ template <typename Use>
 EXL3_AVX2 [[gnu::always_inline]] inline void for_states(const uint16_t* tiles,
                                                         int words, int64_t count,
                                                         Use use) {
-  const Windows& windows = kWindows[words / 8 - 2];
+  const Windows& windows = kWindows[words_index(words)];
   const auto* ring = reinterpret_cast<const char*>(tiles);
   const __m256i mask = _mm256_set1_epi32(0xFFFF);
   for (int64_t tile = 0; tile < count; ++tile, ring += 2 * words) {

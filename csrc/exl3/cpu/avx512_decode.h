@@ -17,6 +17,7 @@
 #include <cstring>
 
 #include "exl3/codec/trellis.h"
+#include "exl3/cpu/by_words.h"
 #include "exl3/cpu/mul1.h"
 
 // On every function, not on the file: a function of a header that is compiled here for
@@ -78,18 +79,14 @@ constexpr Windows make_windows(int words) {
   return windows;
 }
 
-constexpr Windows kWindows[] = {
-    make_windows(16),  make_windows(24),  make_windows(32), make_windows(40),
-    make_windows(48),  make_windows(56),  make_windows(64), make_windows(72),
-    make_windows(80),  make_windows(88),  make_windows(96), make_windows(104),
-    make_windows(112), make_windows(120), make_windows(128)};
+constexpr auto kWindows = by_words<make_windows>();
 
 // Calls use(vector, states) for the 8 vectors of each tile, numbered through.
 template <typename Use>
 EXL3_AVX512 [[gnu::always_inline]] inline void for_states(const uint16_t* tiles,
                                                           int words, int64_t count,
                                                           Use use) {
-  const Windows& windows = kWindows[words / 8 - 2];
+  const Windows& windows = kWindows[words_index(words)];
   const auto* ring = reinterpret_cast<const char*>(tiles);
   const int group_bytes = words / 2;
   for (int64_t tile = 0; tile < count; ++tile, ring += 2 * words) {

@@ -8,6 +8,7 @@
 
 #if defined(__x86_64__)
 
+#include "exl3/cpu/avx512_quantize.h"
 #include "exl3/cpu/avx512fp16_decode.h"
 #include "exl3/cpu/integer_rows.h"
 
@@ -15,34 +16,10 @@ namespace exl3::cpu {
 namespace {
 
 template <typename Scheme>
-EXL3_AVX512 void pack(const float* x, int64_t k, int64_t row, int64_t rows,
-                      std::byte* packed) {
-  __m512 size = _mm512_setzero_ps();
-  __m512 finite = _mm512_setzero_ps();  // NaN if any value is infinite or NaN
-  for (int64_t i = 0; i < k; i += 16) {
-    const __m512 v = _mm512_loadu_ps(x + i);
-    size = _mm512_max_ps(size, _mm512_abs_ps(v));
-    finite = _mm512_fmadd_ps(v, _mm512_setzero_ps(), finite);
-  }
-  const float largest = _mm512_reduce_max_ps(size);
-  const float step = largest / Scheme::kLargest;
-  const __m512 inverse =
-      _mm512_set1_ps(largest > 0 ? Scheme::kLargest / largest : 0.0f);
-  int16_t* out = integer_row(packed, rows, k, row);
-  // 0 8 1 9 2 10 ... 7 15, the order of a vector of states
-  const __m256i order =
-      _mm256_setr_epi16(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
-  __m512i sum = _mm512_setzero_si512();
-  for (int64_t i = 0; i < k; i += 16) {
-    const __m512i v =
-        _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + i), inverse));
-    sum = _mm512_add_epi32(sum, v);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i),
-                        _mm256_permutexvar_epi16(order, _mm512_cvtsepi32_epi16(v)));
-  }
-  affine_of(packed, row) = {
-      step * Scheme::kScale + _mm512_reduce_add_ps(finite),
-      step * Scheme::kOffset * static_cast<float>(_mm512_reduce_add_epi32(sum))};
+void pack(const float* x, int64_t k, int64_t row, int64_t rows, std::byte* packed) {
+  affine_of(packed, row) =
+      quantize_row(x, k, Scheme::kLargest, Scheme::kScale, Scheme::kOffset,
+                   integer_row(packed, rows, k, row));
 }
 
 // What both have: rows of 16-bit products.

@@ -12,6 +12,9 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <stdexcept>
+#include <string>
+#include <utility>
 
 namespace exl3::cpu {
 namespace {
@@ -40,12 +43,19 @@ Isa machine_isa() {
 Isa machine_isa() { return Isa::kPortable; }
 #endif
 
+constexpr std::pair<const char*, Isa> kNames[] = {
+    {"portable", Isa::kPortable},     {"avx2", Isa::kAvx2}, {"avx512", Isa::kAvx512},
+    {"avx512fp16", Isa::kAvx512Fp16}, {"amx", Isa::kAmx},
+};
+
 Isa allowed_isa() {
-  const char* name = std::getenv("EXL3_CPU_ISA");
-  if (name == nullptr || std::strcmp(name, "amx") == 0) return Isa::kAmx;
-  if (std::strcmp(name, "avx512fp16") == 0) return Isa::kAvx512Fp16;
-  if (std::strcmp(name, "avx512") == 0) return Isa::kAvx512;
-  return std::strcmp(name, "avx2") == 0 ? Isa::kAvx2 : Isa::kPortable;
+  const char* given = std::getenv("EXL3_CPU_ISA");
+  if (given == nullptr) return Isa::kAmx;
+  for (const auto& [name, isa] : kNames) {
+    if (std::strcmp(given, name) == 0) return isa;
+  }
+  throw std::invalid_argument(std::string("EXL3_CPU_ISA is '") + given +
+                              "'; it can be portable, avx2, avx512, avx512fp16 or amx");
 }
 
 }  // namespace

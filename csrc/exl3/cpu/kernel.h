@@ -32,7 +32,7 @@ struct Kernel {
   // Packs one rotated row [k] as row number `row` of the `rows` in `packed`.
   void (*pack)(const float* x, int64_t k, int64_t row, int64_t rows, std::byte* packed);
   // y [rows, 16 * strips], of row stride `y_stride`, = packed activations times
-  // neighbouring strips.
+  // neighbouring strips, an even number of them.
   void (*multiply)(const Trellis& w, int64_t first_strip, int64_t strips,
                    const std::byte* packed, int64_t rows, float* y, int64_t y_stride);
 };

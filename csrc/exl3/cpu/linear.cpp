@@ -12,9 +12,9 @@
 namespace exl3::cpu {
 namespace {
 
-// Rows that share one decoding of the weights. More would cost scratch and leave the
-// L2 cache; at this many, decoding is a tenth of the work.
-constexpr int64_t kRowsAtOnce = 128;
+// Rows that share one decoding of the weights. More would cost scratch, and the rows'
+// part of a block would leave the L2 cache.
+constexpr int64_t kRowsAtOnce = 256;
 
 int64_t element_bytes(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
 

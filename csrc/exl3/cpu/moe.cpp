@@ -14,7 +14,7 @@ namespace exl3::cpu {
 namespace {
 
 // Rows of one expert that share one decoding of its weights.
-constexpr int64_t kRowsAtOnce = 128;
+constexpr int64_t kRowsAtOnce = 256;
 // Scratch of one batch of experts; more would leave the caches.
 constexpr int64_t kBatchBytes = 32 << 20;
 

@@ -28,18 +28,15 @@ class Product {
   }
   float* y(int64_t row) { return y_.data() + row * columns_; }
   int64_t columns() const { return columns_; }
-  // Strips are computed in units, which share a pass over the activations. Few rows
-  // have small units, so that there is work for many threads.
+  // Strips are computed in units, which share a pass over the activations.
   int64_t units() const { return (strips() + unit_strips() - 1) / unit_strips(); }
   void multiply(int64_t unit);
 
  private:
   int64_t strips() const { return columns_ / kTileSide; }
-  int64_t unit_strips() const {
-    return rows_ < kManyRows ? 1 : kHadamardBlock / kTileSide;
-  }
-
-  static constexpr int64_t kManyRows = 16;
+  // Many rows profit from a pass over them for a whole Hadamard block; few rows have
+  // units as small as kernels take them, so that there is work for many threads.
+  int64_t unit_strips() const { return rows_ < 16 ? 2 : kHadamardBlock / kTileSide; }
 
   Trellis w_;
   int64_t first_strip_;

@@ -10,18 +10,20 @@
 
 namespace exl3::cpu {
 
-// Below this, decoding is most of the work; above, kAvx512Fp16's short blocks cost more
-// than its decoding saves.
-[[maybe_unused]] constexpr int64_t kFewRows = 16;
+// Measured: an AMX product takes as long for one row as for 16, and kAvx512Fp16's short
+// blocks cost many rows more than they save in decoding.
+[[maybe_unused]] constexpr int64_t kAmxRows = 8;
+[[maybe_unused]] constexpr int64_t kHalvesRows = 16;
 
-const Kernel& select_kernel(Isa isa, Codebook codebook, int64_t rows, bool exact) {
+const Kernel& select_kernel(Isa isa, Codebook codebook, [[maybe_unused]] int64_t rows,
+                            [[maybe_unused]] bool exact) {
   const int index = static_cast<int>(codebook);
 #if defined(__x86_64__)
   if (isa >= Isa::kAvx512) {
     if (exact) return kAvx512Exact[index];
-    if (isa == Isa::kAmx && rows >= kFewRows) return kAmx[index];
+    if (isa == Isa::kAmx && rows >= kAmxRows) return kAmx[index];
     if (codebook == Codebook::kMul1) return kAvx512Mul1;
-    const bool halves = isa >= Isa::kAvx512Fp16 && rows < kFewRows;
+    const bool halves = isa >= Isa::kAvx512Fp16 && rows < kHalvesRows;
     return halves ? kAvx512Fp16[index] : kAvx512Float[index];
   }
   if (isa == Isa::kAvx2) {

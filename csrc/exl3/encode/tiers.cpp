@@ -9,14 +9,10 @@ namespace exl3::encode {
 
 Tier usable_tier() {
 #if defined(__x86_64__)
-  switch (cpu::usable_isa()) {
-    case cpu::Isa::kAvx512:
-      return avx512_tier();
-    case cpu::Isa::kAvx2:
-      return avx2_tier();
-    default:
-      break;
-  }
+  // Better instruction sets include these; the search has no use for what they add.
+  const cpu::Isa isa = cpu::usable_isa();
+  if (isa >= cpu::Isa::kAvx512) return avx512_tier();
+  if (isa >= cpu::Isa::kAvx2) return avx2_tier();
 #endif
   return portable_tier();
 }

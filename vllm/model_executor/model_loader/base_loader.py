@@ -10,11 +10,19 @@ from vllm.config import ModelConfig, VllmConfig
 from vllm.fork import extend
 from vllm.model_executor.layers.quantization.exl3.config import Exl3Config
 from vllm.model_executor.model_loader import base_loader_upstream as upstream
+from vllm.refusal import leaving_refusals
 from vllm.transformers_utils.exl3 import QUANT_METHOD
 
 
 class BaseModelLoader(upstream.BaseModelLoader):
     """Upstream's, which gives a draft the quantization of its own checkpoint."""
+
+    def load_model(
+        self, vllm_config: VllmConfig, model_config: ModelConfig, prefix: str = ""
+    ) -> nn.Module:
+        """Loads a model; a refusal reaches the server from the process it is in."""
+        with leaving_refusals():
+            return super().load_model(vllm_config, model_config, prefix)
 
     def create_model(
         self, vllm_config: VllmConfig, model_config: ModelConfig, prefix: str = ""

@@ -11,9 +11,9 @@ import copy
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-import regex as re
 import torch
 
+from exl3.format.names import layer_of
 from vllm.model_executor.models.utils import maybe_fuse_shared_experts
 from vllm.refusal import RefusedOptionError
 from vllm.transformers_utils.expert_widths import RESOLVED_FIELD, scalar_fields
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from vllm.config import VllmConfig
-
-_LAYER = re.compile(r"(?:^|\.)(?P<mtp>mtp\.)?layers\.(?P<layer>\d+)(?:\.|$)")
 
 
 def layer_index(prefix: str, config: "PreTrainedConfig") -> int:
@@ -35,13 +33,13 @@ def layer_index(prefix: str, config: "PreTrainedConfig") -> int:
     Raises:
         ValueError: The prefix names no layer.
     """
-    match = _LAYER.search(prefix)
-    if match is None:
+    index = layer_of(prefix, config.num_hidden_layers)
+    if index is None:
         raise ValueError(
             f"the module prefix {prefix!r} names no layer, so its number of routed "
             "experts is unknown; expected 'layers.<index>' in it"
         )
-    return int(match["layer"]) + (config.num_hidden_layers if match["mtp"] else 0)
+    return index
 
 
 def layer_width(prefix: str, config: "PreTrainedConfig") -> int | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from vllm.entrypoints.launchers.api_server import entry_upstream as upstream
 from vllm.fork import extend
-from vllm.refusal import refusal_in
+from vllm.refusal import collected_refusals, refusal_in
 
 _upstream_run_server = upstream.run_server
 
@@ -18,13 +18,14 @@ async def run_server(args: Namespace, **uvicorn_kwargs: Any) -> None:
     Raises:
         SystemExit: The checkpoint or the options are refused; says why.
     """
-    try:
-        await _upstream_run_server(args, **uvicorn_kwargs)
-    except Exception as error:
-        line = refusal_in(error)
-        if line is None:
-            raise
-        raise SystemExit(f"error: {line}") from None
+    with collected_refusals() as of_processes:
+        try:
+            await _upstream_run_server(args, **uvicorn_kwargs)
+        except Exception as error:
+            line = refusal_in(error) or of_processes()
+            if line is None:
+                raise
+            raise SystemExit(f"error: {line}") from None
 
 
 extend(__name__, upstream)

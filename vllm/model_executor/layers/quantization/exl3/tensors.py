@@ -7,8 +7,10 @@ from collections.abc import Iterable
 import torch
 
 from exl3.checkpoint.matrix import Matrix
+from exl3.codec import expand_signs
 from exl3.format.constants import MULTIPLIERS, TILE, Codebook
 from exl3.format.errors import TensorError
+from exl3.format.metadata import check_multiplier
 
 TRELLIS, INPUT, OUTPUT, MARKER, BIAS = 1, 2, 4, 8, 16
 #: The part of a matrix that a tensor is, by the last part of its name.
@@ -108,9 +110,7 @@ def scales(tensor: torch.Tensor, field: str, size: int, name: str) -> torch.Tens
             f"{dtype} of shape {shape}; fetch the file again"
         )
     if packed:
-        bit = torch.arange(TILE, device=tensor.device, dtype=torch.int32)
-        minus = (tensor.to(torch.int32)[:, None] >> bit) & 1
-        return (1 - 2 * minus).flatten().to(torch.float16)
+        return expand_signs(tensor)
     if not torch.isfinite(tensor).all():
         raise TensorError(
             f"{name}: holds NaN or infinity; the conversion failed for this matrix, "
@@ -121,10 +121,5 @@ def scales(tensor: torch.Tensor, field: str, size: int, name: str) -> torch.Tens
 
 def check_marker(tensor: torch.Tensor, codebook: Codebook, name: str) -> None:
     """Refuses a marker of another multiplier than its codebook's."""
-    value = int(tensor.reshape(-1)[0]) & 0xFFFFFFFF if tensor.numel() == 1 else None
-    if value != MULTIPLIERS.get(codebook):
-        raise TensorError(
-            f"{name}: holds {tensor.flatten()[:4].tolist()}; expected the multiplier "
-            f"{MULTIPLIERS.get(codebook)} of {codebook.label}; experimental "
-            "multipliers are not supported, convert the checkpoint again"
-        )
+    values = tensor.flatten()[:2].tolist()
+    check_multiplier(values[0] if len(values) == 1 else values, codebook, name)
