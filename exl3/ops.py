@@ -14,8 +14,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, library
 
+from exl3.plans import Plan, check_disjoint
+
 #: The schemas that this file was written for; see kOpsVersion in bindings.cpp.
-OPS_VERSION = 3
+OPS_VERSION = 4
 
 try:
     import exl3._C  # noqa: F401  (importing it registers the ops)
@@ -62,7 +64,8 @@ def linear(
             skip to skip + keep of a shard are wanted, the others are not.
         exact: Whether the weights must have exactly the format's fp16 values. The fast
             kernels round less in places and more in others; docs/design/cpu-kernels.md
-            has the errors. On CUDA they always have.
+            has the errors. On CUDA they have, unless a plan of `set_plans` says
+            otherwise.
         batch_invariant: Whether a row's result must be the same, bit for bit, for any
             number of rows. On the CPU it always is.
         workspace: On CUDA, which workspace to use (`exl3.workspace`).
@@ -201,12 +204,12 @@ def set_workspace(workspace: Tensor, index: int) -> None:
         workspace: uint8 `[bytes]` on a GPU. It is kept until another takes its place.
         index: What calls name it by, 0 to 7.
     """
-    _need_cuda()
+    _need_cuda("set_workspace")
     torch.ops.exl3.set_workspace(workspace, index)
 
 
 def linear_workspace(
-    rows: int, k: int, shards: Sequence[int], multiprocessors: int
+    rows: int, k: int, shards: Sequence[int], architecture: int, multiprocessors: int
 ) -> int:
     """Bytes of workspace that `linear` needs on a GPU.
 
@@ -214,10 +217,13 @@ def linear_workspace(
         rows: Of x, at most.
         k: Stored in-features.
         shards: As `linear` takes them.
+        architecture: Of the GPU: 90 for 9.0.
         multiprocessors: Of the GPU.
     """
-    _need_cuda()
-    return torch.ops.exl3.linear_workspace(rows, k, shards, multiprocessors)
+    _need_cuda("linear_workspace")
+    return torch.ops.exl3.linear_workspace(
+        rows, k, shards, architecture, multiprocessors
+    )
 
 
 def moe_workspace(
@@ -240,7 +246,7 @@ def moe_workspace(
         slices: As `moe` takes them.
         multiprocessors: Of the GPU.
     """
-    _need_cuda()
+    _need_cuda("moe_workspace")
     return torch.ops.exl3.moe_workspace(
         tokens, top_k, hidden, intermediate, virtual_experts, slices, multiprocessors
     )
@@ -250,24 +256,54 @@ def linear_plan(
     rows: int,
     k: int,
     shards: Sequence[int],
+    architecture: int,
     multiprocessors: int,
+    exact: bool = False,
     batch_invariant: bool = False,
 ) -> list[int]:
-    """How `linear` cuts its work on a GPU: rows of a block, and splits of k.
+    """How `linear` cuts its work on a GPU.
 
     Args:
         rows: Of x.
         k: Stored in-features.
         shards: As `linear` takes them.
+        architecture: Of the GPU: 90 for 9.0.
         multiprocessors: Of the GPU.
+        exact: As `linear` takes it.
         batch_invariant: As `linear` takes it.
+
+    Returns:
+        Rows of a block, splits of k, and whether weights are unrounded (0 or 1).
     """
-    _need_cuda()
-    return torch.ops.exl3.linear_plan(rows, k, shards, multiprocessors, batch_invariant)
+    _need_cuda("linear_plan")
+    return torch.ops.exl3.linear_plan(
+        rows, k, shards, architecture, multiprocessors, exact, batch_invariant
+    )
 
 
-def _need_cuda() -> None:
-    if not has_cuda():
+def set_plans(plans: Sequence[Plan]) -> None:
+    """Gives `linear` measured plans, in place of those that were given before.
+
+    Workspaces that were reserved before may be too small for them: so it comes first.
+
+    Args:
+        plans: No two for one call; `exl3.plans.read` reads them from a file.
+
+    Raises:
+        PlanError: There are two for one call.
+    """
+    _need_cuda("set_linear_plans")
+    check_disjoint(plans)
+    numbers: list[int] = []
+    for plan in plans:
+        architecture = int(plan.architecture.replace(".", ""))
+        numbers += [architecture, plan.k, plan.n, *plan.rows]
+        numbers += [plan.block_rows, plan.splits, plan.unrounded]
+    torch.ops.exl3.set_linear_plans(numbers)
+
+
+def _need_cuda(op: str) -> None:
+    if not hasattr(torch.ops.exl3, op):
         raise RuntimeError(
             "exl3: the compiled ops have no CUDA kernels; "
             "build them with VLLM_TARGET_DEVICE=cuda"

@@ -14,12 +14,18 @@ streams, name two: shared experts beside routed ones, a draft beside its target.
 On the CPU there is nothing to ask for.
 """
 
+import os
 from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from exl3 import ops
+from exl3 import ops, plans
+
+#: Each begins with the number of clamped values, int64 (csrc/exl3/launch/workspace.h).
+_CLAMPED_BYTES = 8
 
 _reserved: dict[tuple[torch.device, int], Tensor] = {}
 
@@ -32,10 +38,14 @@ def linear_bytes(rows: int, k: int, shards: Sequence[int], device: torch.device)
         k: Stored in-features.
         shards: As the op takes them.
         device: Where it runs.
+
+    Raises:
+        PlanError: The file that EXL3_CUDA_PLANS names cannot be used.
     """
     if device.type != "cuda":
         return 0
-    return ops.linear_workspace(rows, k, shards, _multiprocessors(device))
+    _use_measured_plans()
+    return ops.linear_workspace(rows, k, shards, *gpu(device))
 
 
 def moe_bytes(
@@ -67,7 +77,7 @@ def moe_bytes(
         intermediate,
         virtual_experts,
         slices,
-        _multiprocessors(device),
+        gpu(device)[1],
     )
 
 
@@ -81,8 +91,7 @@ def reserve(device: torch.device, size: int, index: int = 0) -> None:
     """
     if device.type != "cuda":
         return
-    if device.index is None:
-        device = torch.device("cuda", torch.cuda.current_device())
+    device = _with_index(device)
     current = _reserved.get((device, index))
     if current is None or current.numel() < size:
         replacement = torch.empty(size, dtype=torch.uint8, device=device)
@@ -90,5 +99,38 @@ def reserve(device: torch.device, size: int, index: int = 0) -> None:
         _reserved[device, index] = replacement
 
 
-def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
+def clamped(device: torch.device, index: int = 0) -> int:
+    """How many values the ops clamped to fp16's range since this workspace was given.
+
+    Activations are fp16 between their transform and the product. bfloat16 inputs that
+    are larger than that become 65504; results are then wrong, but finite. Values are
+    counted once for each matrix that takes them. This waits for the GPU.
+
+    Args:
+        device: Where the workspace is.
+        index: Which one, 0 to 7.
+    """
+    workspace = _reserved.get((_with_index(device), index))
+    if workspace is None:
+        return 0
+    return int(workspace[:_CLAMPED_BYTES].view(torch.int64).item())
+
+
+def gpu(device: torch.device) -> tuple[int, int]:
+    """A GPU's architecture (90 for 9.0) and its number of multiprocessors."""
+    properties = torch.cuda.get_device_properties(device)
+    architecture = 10 * properties.major + properties.minor
+    return architecture, properties.multi_processor_count
+
+
+@cache
+def _use_measured_plans() -> None:
+    """Before the first need is known, since it depends on plans."""
+    if path := os.environ.get(plans.VARIABLE):
+        ops.set_plans(plans.read(Path(path)))
+
+
+def _with_index(device: torch.device) -> torch.device:
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device

@@ -21,21 +21,32 @@ SIGMA = {"3inst": 1.24371, "mcg": 1.24411, "mul1": 1.00031}
 @cache
 def codebook_values(codebook: str) -> np.ndarray:
     """The weight that each 16-bit state stands for: float16 [65536]."""
-    state = np.arange(65536, dtype=np.uint64)
-    if codebook == "3inst":
-        product = state * 89226354 + 64248484
-    else:
-        product = state * MARKERS[codebook]
-    product = (product % 2**32).astype(np.uint32)
     if codebook == "mul1":
+        product = _products(codebook)
         total = sum((product >> shift) & 0xFF for shift in (0, 8, 16, 24))
         scale, offset = _halves(0x1EEE), _halves(0xC931)
         # Rounded once: the product and sum of these are exact in float64.
         value = (1024.0 + total) * float(scale) + float(offset)
         return value.astype(np.float16)
-    product = (product & 0x8FFF8FFF) ^ 0x3B603B60
+    return unrounded_values(codebook).astype(np.float16)
+
+
+@cache
+def unrounded_values(codebook: str) -> np.ndarray:
+    """What 3inst and mcg round: the sum of two float16 numbers, float64 [65536]."""
+    product = (_products(codebook) & 0x8FFF8FFF) ^ 0x3B603B60
     low, high = _halves(product & 0xFFFF), _halves(product >> 16)
-    return (low.astype(np.float64) + high.astype(np.float64)).astype(np.float16)
+    return low.astype(np.float64) + high.astype(np.float64)
+
+
+def _products(codebook: str) -> np.ndarray:
+    """The hash of each state, uint32 [65536]."""
+    state = np.arange(65536, dtype=np.uint64)
+    if codebook == "3inst":
+        product = state * 89226354 + 64248484
+    else:
+        product = state * MARKERS[codebook]
+    return (product % 2**32).astype(np.uint32)
 
 
 def _halves(bits) -> np.ndarray:
@@ -83,10 +94,15 @@ def inner_matrix(trellis: np.ndarray, codebook: str) -> np.ndarray:
     Returns:
         float16 [k, n].
     """
+    return _placed(trellis, codebook_values(codebook))
+
+
+def _placed(trellis: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """The matrix of a trellis whose states stand for these values."""
     rows, columns, count = trellis.shape
     states = trellis_states(trellis.reshape(-1, count).view(np.uint16))
-    tiles = np.empty((rows * columns, 256), np.float16)
-    tiles[:, tile_positions()] = codebook_values(codebook)[states]
+    tiles = np.empty((rows * columns, 256), values.dtype)
+    tiles[:, tile_positions()] = values[states]
     grid = tiles.reshape(rows, columns, 16, 16).transpose(0, 2, 1, 3)
     return grid.reshape(16 * rows, 16 * columns)
 
@@ -106,7 +122,11 @@ def rotate(x: np.ndarray) -> np.ndarray:
 
 
 def dense_weight(
-    trellis: np.ndarray, suh: np.ndarray, svh: np.ndarray, codebook: str
+    trellis: np.ndarray,
+    suh: np.ndarray,
+    svh: np.ndarray,
+    codebook: str,
+    values: np.ndarray | None = None,
 ) -> np.ndarray:
     """The weight W of `y = x @ W` that a stored linear stands for.
 
@@ -115,10 +135,13 @@ def dense_weight(
         suh: float16 [k].
         svh: float16 [n].
         codebook: One of `CODEBOOKS`.
+        values: What the states stand for, if not the codebook's values.
 
     Returns:
         float64 [k, n].
     """
-    inner = inner_matrix(trellis, codebook).astype(np.float64)
+    if values is None:
+        values = codebook_values(codebook)
+    inner = _placed(trellis, values).astype(np.float64)
     inner = rotate(rotate(inner).T).T
     return suh.astype(np.float64)[:, None] * inner * svh.astype(np.float64)

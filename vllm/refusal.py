@@ -11,6 +11,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from exl3.format.errors import CheckpointError
+from exl3.plans import PlanError
 
 # Names the file in which the processes of a server leave a refusal for it.
 _FILE_VARIABLE = "HETERO_REFUSAL_FILE"
@@ -31,7 +32,7 @@ def refusal_in(error: BaseException) -> str | None:
     """
     seen: BaseException | None = error
     while seen is not None:
-        if isinstance(seen, CheckpointError | RefusedOptionError):
+        if isinstance(seen, CheckpointError | PlanError | RefusedOptionError):
             return str(seen)
         if isinstance(seen, ValidationError):
             for entry in seen.errors():

@@ -61,14 +61,15 @@ def measure(device: torch.device, bandwidth: float, deadline: float) -> dict[str
             dense[rows, k, n] = _dense_seconds(x, n)
         ours = _seconds(x, copies)
         moved = copies[0].bytes + 2 * x.numel() + 2 * rows * n
-        count = torch.cuda.get_device_properties(device).multi_processor_count
         result = {
             "rows": rows,
             "k": k,
             "n": n,
             "codebook": codebook,
             "bits": words / 16,
-            "plan": list(ops.linear_plan(rows, k, copies[0].shards, count)),
+            "plan": list(
+                ops.linear_plan(rows, k, copies[0].shards, *workspace.gpu(device))
+            ),
             "us": ours * 1e6,
             "percent_of_bandwidth": 100 * moved / ours / bandwidth,
             "tflops": 2 * rows * k * n / ours / 1e12,

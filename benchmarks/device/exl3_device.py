@@ -11,6 +11,10 @@ It needs torch and the library `exl3` with its CUDA kernels, and no vLLM:
 
 Speed is only measured if the results are right. The figures are written after every
 stage, so that a run that is stopped leaves what it had.
+
+With --tune it measures plans instead, for a server's EXL3_CUDA_PLANS:
+
+    python -m benchmarks.device.exl3_device --tune plans.json --shapes 4096x6144
 """
 
 import argparse
@@ -23,10 +27,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.device import dense_speed, graphs, integer_rates, moe_speed, tools
+from benchmarks.device import dense_speed, graphs, integer_rates, moe_speed, tools, tune
 from benchmarks.device.correctness import CHECKS
 from benchmarks.device.timing import memory_bandwidth
-from exl3 import ops
+from exl3 import ops, plans
 
 MINUTES = 8.0
 #: Shares of the time that is left when a stage begins; the stages run in this order.
@@ -167,12 +171,62 @@ def run_all(device: torch.device, report: Report) -> bool:
     return all(right)
 
 
+def run_tuning(
+    device: torch.device,
+    path: Path,
+    shapes: list[tuple[int, int]],
+    bits: int,
+    unrounded: bool,
+    deadline: float,
+) -> None:
+    """Writes the plans that are faster than the rule's; see `tune.tune`."""
+    found = []
+    for plan, line in tune.tune(device, shapes, bits, unrounded, deadline):
+        print(line, flush=True)
+        if plan is not None:
+            found.append(plan)
+            plans.write(path, found)
+    plans.write(path, found)
+    print(
+        f"{len(found)} plans written to {path}; a server reads them by "
+        f"{plans.VARIABLE}={path}"
+    )
+
+
+def parse_shapes(text: str) -> list[tuple[int, int]]:
+    """From "4096x6144,4096x4096" to [(4096, 6144), (4096, 4096)]."""
+    shapes = []
+    for shape in text.split(","):
+        k, _, n = shape.partition("x")
+        if not (k.isdecimal() and n.isdecimal() and int(k) % 128 == int(n) % 128 == 0):
+            raise argparse.ArgumentTypeError(
+                f"{shape!r}: write k x n, multiples of 128, as in 4096x6144"
+            )
+        shapes.append((int(k), int(n)))
+    return shapes
+
+
 def main() -> int:
     """Returns 0 if all checks passed, 1 if one failed, 2 if nothing was run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("exl3-device.json"))
     parser.add_argument("--minutes", type=float, default=MINUTES, help="at most")
+    parser.add_argument("--tune", type=Path, metavar="FILE", help="write plans here")
+    parser.add_argument(
+        "--shapes",
+        type=parse_shapes,
+        default=list(dense_speed.SHAPES),
+        help="to tune: stored k x n of each product, as in 4096x6144,4096x4096",
+    )
+    parser.add_argument("--bits", type=int, default=4, help="to tune with: 1 to 8")
+    parser.add_argument(
+        "--unrounded",
+        action="store_true",
+        help="plans may leave 3inst's and mcg's weights unrounded (2.3e-4)",
+    )
     args = parser.parse_args()
+    if not 1 <= args.bits <= 8:
+        parser.error(f"--bits is {args.bits}; it can be 1 to 8")
     if not torch.cuda.is_available():
         print("no GPU: torch finds none, and nothing was run", file=sys.stderr)
         return 2
@@ -184,7 +238,11 @@ def main() -> int:
         )
         return 2
     device = torch.device("cuda", torch.cuda.current_device())
-    report = Report(args.out, time.monotonic() + 60 * args.minutes)
+    deadline = time.monotonic() + 60 * args.minutes
+    if args.tune is not None:
+        run_tuning(device, args.tune, args.shapes, args.bits, args.unrounded, deadline)
+        return 0
+    report = Report(args.out, deadline)
     passed = run_all(device, report)
     print(f"written to {args.out}")
     return 0 if passed else 1

@@ -17,8 +17,14 @@ import torch
 from benchmarks.device.layers import random_matrix
 from exl3 import ops, workspace
 
-#: Small ones for the sanitizer, which is slow: rows, k, n, words, codebook.
-RACE_CASES = ((1, 1024, 128, 64, 1), (20, 512, 256, 48, 2), (70, 256, 128, 96, 0))
+#: Small ones for the sanitizer, which is slow: rows, k, n, words, codebook. Split sums,
+#: blocks of 32 and 128 rows, and half a rate.
+RACE_CASES = (
+    (1, 1024, 128, 64, 1),
+    (20, 512, 256, 48, 2),
+    (70, 256, 128, 96, 0),
+    (3, 2048, 128, 40, 2),
+)
 COUNTED_CASES = (
     (1, 5120, 17408, 64, 1),
     (16, 5120, 17408, 48, 1),

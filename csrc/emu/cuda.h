@@ -66,6 +66,13 @@ inline int atomicAdd(int* address, int added, emu::Here here = emu::Here::at()) 
   return emu_atomic(address, here, [&](int value) { return value + added; });
 }
 
+inline unsigned long long atomicAdd(unsigned long long* address,
+                                    unsigned long long added,
+                                    emu::Here here = emu::Here::at()) {
+  return emu_atomic(address, here,
+                    [&](unsigned long long value) { return value + added; });
+}
+
 namespace emu {
 
 template <class Value>

@@ -20,7 +20,8 @@ __global__ void decode_probe(float* out, const uint4* in, Hash hash) {
 #pragma unroll
   for (int i = 0; i < kTiles; ++i) {
     const uint32_t tile = base + i * kWords * 2;
-    TileOperands weights;
+    constexpr int kCopies = copies_of(kDecoder);
+    TileOperands<kCopies> weights;
     if constexpr (kDecode) {
       weights = decode_tile<kWords, kDecoder>(tile, place, hash);
     } else {
@@ -31,10 +32,15 @@ __global__ void decode_probe(float* out, const uint4* in, Hash hash) {
         words[j] = ptx::load_shared<uint32_t>(tile + place.offsets[j]);
       }
 #pragma unroll
-      for (int j = 0; j < 4; ++j) weights.registers[j] = words[(j ^ j / 2) % kLoads];
+      for (int j = 0; j < 4 * kCopies; ++j) {
+        weights.registers[j] = words[(j ^ j / 2) % kLoads];
+      }
     }
-    ptx::multiply_add(sums[0], a, weights.registers[0], weights.registers[1]);
-    ptx::multiply_add(sums[1], a, weights.registers[2], weights.registers[3]);
+    const uint32_t (&b)[4 * kCopies] = weights.registers;
+#pragma unroll
+    for (int j = 0; j < 2 * kCopies; ++j) {
+      ptx::multiply_add(sums[j / kCopies], a, b[2 * j], b[2 * j + 1]);
+    }
   }
   auto* to = reinterpret_cast<float4*>(out) + 2 * threadIdx.x;
 #pragma unroll
@@ -57,6 +63,7 @@ __global__ void decode_probe(float* out, const uint4* in, Hash hash) {
   EXL3_PROBES(112, decoder) EXL3_PROBES(128, decoder)
 
 EXL3_WHOLE_RATES(Decoder::kHalves)
+EXL3_WHOLE_RATES(Decoder::kUnrounded)
 EXL3_WHOLE_RATES(Decoder::kBytes)
 EXL3_PROBES(24, Decoder::kBytes)
 EXL3_PROBES(40, Decoder::kBytes)

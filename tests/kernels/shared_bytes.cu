@@ -8,10 +8,11 @@
 #include "exl3/kernels/gemm.cuh"
 #include "exl3/kernels/moe_gemm.cuh"
 #include "exl3/kernels/words.h"
+#include "exl3/launch/plan.h"
 
 using namespace exl3;
 
-template <int kRows, int kWords, int kBytes>
+template <int kRows, int kWords, Decoder kDecoder, int kBytes>
 __global__ void gemm_probe() {}
 template <int kRows, int kBytes>
 __global__ void moe_gate_up_probe() {}
@@ -20,19 +21,24 @@ __global__ void moe_down_probe() {}
 template <int kWords, int kBytes>
 __global__ void dequantize_probe() {}
 
-#define EXL3_GEMM(rows, words) \
-  template __global__ void gemm_probe<rows, words, kGemmSharedBytes<rows, words>>();
-#define EXL3_PROBES(words)                                            \
-  EXL3_GEMM(16, words)                                                \
-  EXL3_GEMM(32, words)                                                \
-  EXL3_GEMM(48, words)                                                \
-  EXL3_GEMM(64, words) EXL3_GEMM(128, words) template __global__ void \
+// clang-format off
+#define EXL3_GEMM(rows, words, decoder)                            \
+  template __global__ void gemm_probe<rows, words, decoder,        \
+      kGemmSharedBytes<rows, words, copies_of(decoder)>>();
+#define EXL3_GEMMS(words, decoder)                                 \
+  EXL3_GEMM(16, words, decoder) EXL3_GEMM(32, words, decoder)      \
+  EXL3_GEMM(48, words, decoder) EXL3_GEMM(64, words, decoder)      \
+  EXL3_GEMM(128, words, decoder)
+#define EXL3_PROBES(words)                                         \
+  EXL3_GEMMS(words, Decoder::kHalves)                              \
+  EXL3_GEMMS(words, Decoder::kBytes)                               \
+  EXL3_GEMM(kUnroundedRows, words, Decoder::kUnrounded)            \
+  template __global__ void                                         \
   dequantize_probe<words, kDequantizeSharedBytes<words>>();
 
 #define EXL3_MOE(rows)                                                    \
   template __global__ void moe_gate_up_probe<rows, kGateUpBytes<rows>>(); \
   template __global__ void moe_down_probe<rows, kDownBytes<rows>>();
 
-// clang-format off
 EXL3_FOR_EACH_WORDS(EXL3_PROBES)
 EXL3_MOE(16) EXL3_MOE(32) EXL3_MOE(64)

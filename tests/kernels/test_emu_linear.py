@@ -12,8 +12,14 @@ import pytest
 
 from tests.kernels.emulated.build import BLOCK_ROWS
 from tests.kernels.emulated.matrices import KINDS, Matrix, make_matrix
-from tests.kernels.emulated.ops import EmulatedOps, Run, Shard
-from tests.reference_codec import CODEBOOKS, inner_matrix, rotate
+from tests.kernels.emulated.ops import EmulatedOps, EmulatorFault, Run, Shard
+from tests.reference_codec import (
+    CODEBOOKS,
+    dense_weight,
+    inner_matrix,
+    rotate,
+    unrounded_values,
+)
 
 #: Two fair orders of threads, two in which one warp runs ahead.
 SCHEDULES = (0, 1, 2, 7)
@@ -73,6 +79,69 @@ def test_every_kernel(
         check(results[0], want)
         for result in results[1:]:
             assert np.array_equal(result.view(np.uint32), results[0].view(np.uint32))
+
+
+@pytest.mark.parametrize(
+    "words, codebook", [kind for kind in KINDS if kind[1] != CODEBOOKS.index("mul1")]
+)
+def test_unrounded_weights(emulated: EmulatedOps, words: int, codebook: int) -> None:
+    """The tensor core adds a weight's halves, which the format rounds to fp16.
+
+    That rounding is 2.3e-4 of a weight, for weights of the codebook's distribution, and
+    so of the output. Against weights that nobody has rounded the error is that of the
+    exact kernels.
+    """
+    rng = np.random.default_rng(words + codebook)
+    matrix = make_matrix(rng, 384, 256, words, codebook)
+    name = CODEBOOKS[codebook]
+    stored = np.ascontiguousarray(matrix.trellis.transpose(1, 0, 2))
+    dense = dense_weight(stored, matrix.suh, matrix.svh, name, unrounded_values(name))
+    for rows, splits in ((1, 1), (13, 4), (33, 2)):
+        x = rng.normal(size=(rows, 384)).astype(np.float32)
+        results = [
+            emulated.linear(
+                x,
+                **one_shard(matrix),
+                splits=splits,
+                unrounded=True,
+                run=Run(schedule=schedule, launches=2),
+            )
+            for schedule in SCHEDULES
+        ]
+        check(results[0], x.astype(np.float64) @ dense)
+        for result in results[1:]:
+            assert np.array_equal(result.view(np.uint32), results[0].view(np.uint32))
+        exact = emulated.linear(x, **one_shard(matrix), splits=splits)
+        difference = np.sqrt(np.mean((results[0] - exact) ** 2)) / exact.std()
+        assert 1e-4 < difference < 2.6e-4
+
+
+def test_unrounded_weights_of_fused_shards(emulated: EmulatedOps) -> None:
+    """Shards of two codebooks that both have halves; the widest row is not aligned."""
+    rng = np.random.default_rng(13)
+    kinds = [(48, 1), (64, 0), (48, 1)]
+    matrices = [make_matrix(rng, 256, 128, *kind) for kind in kinds]
+    x = rng.normal(size=(5, 250)).astype(np.float32)
+    got = emulated.linear(
+        x,
+        np.concatenate([m.trellis.reshape(-1) for m in matrices]),
+        np.stack([m.suh for m in matrices]),
+        np.concatenate([m.svh for m in matrices]),
+        None,
+        [Shard(128, 3, 120, *kind) for kind in kinds],
+        unrounded=True,
+    )
+    want = [x.astype(np.float64) @ m.dense[:250, 3:123] for m in matrices]
+    error = np.sqrt(np.mean((got - np.concatenate(want, axis=1)) ** 2))
+    assert error < 4e-4 * np.std(want)
+
+
+def test_no_kernel_has_unrounded_bytes(emulated: EmulatedOps) -> None:
+    """mul1 rounds a scaled sum: there are no halves to add."""
+    matrix = make_matrix(np.random.default_rng(14), 128, 128, 48, 2)
+    x = np.ones((1, 128), np.float32)
+    with pytest.raises(EmulatorFault, match="16 rows with unrounded weights"):
+        emulated.linear(x, **one_shard(matrix), unrounded=True)
 
 
 @pytest.mark.parametrize("words, codebook", KINDS)
@@ -197,12 +266,47 @@ def test_a_row_is_the_same_in_every_batch(emulated: EmulatedOps) -> None:
         assert np.array_equal(among[41], alone[0])
 
 
-def test_values_beyond_half_precision_are_clamped(emulated: EmulatedOps) -> None:
-    """An input of 1e30 gives large numbers, but no infinity and no NaN."""
+@pytest.mark.parametrize("unrounded", (False, True))
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_values_beyond_half_precision_are_clamped(
+    emulated: EmulatedOps, schedule: int, unrounded: bool
+) -> None:
+    """bfloat16 inputs may be: then results are finite, and the values are counted."""
     rng = np.random.default_rng(9)
-    matrix = make_matrix(rng, 128, 128, 48, 1)
-    x = np.full((1, 128), 1e30, np.float32)
-    assert np.isfinite(emulated.linear(x, **one_shard(matrix))).all()
+    matrix = make_matrix(rng, 384, 256, 48, 1)
+    x = rng.normal(size=(3, 384)).astype(np.float32)
+    x[0, :256] *= 1e30
+    x[2, 130] = 1e38
+    stored = (x.view(np.uint32) >> 16).astype(np.uint16)
+    wide = (stored.astype(np.uint32) << 16).view(np.float32)
+    transformed = rotate(wide.astype(np.float64) * matrix.suh)
+    beyond = int((np.abs(transformed) > 65504).sum())
+    assert 300 < beyond < 400
+    for launches in (1, 2):
+        got = emulated.linear(
+            stored,
+            **one_shard(matrix),
+            dtype="bfloat16",
+            splits=2,
+            unrounded=unrounded,
+            run=Run(schedule=schedule, launches=launches),
+        )
+        finite = (got.astype(np.uint32) << 16).view(np.float32)
+        assert np.isfinite(finite).all()
+        assert emulated.clamped == launches * beyond
+
+
+def test_nothing_is_clamped_in_range(emulated: EmulatedOps) -> None:
+    """60,000 is in fp16's range, and NaN is not beyond it."""
+    matrix = make_matrix(np.random.default_rng(10), 128, 128, 48, 1)
+    suh = np.ones_like(matrix.suh)
+    impulse = np.zeros((2, 128), np.float32)
+    impulse[0, 5] = 60000 * np.sqrt(128)  # all 128 values become +- 60000
+    impulse[1, 7] = np.nan
+    arguments = one_shard(matrix) | {"suh": suh[None]}
+    got = emulated.linear(impulse, **arguments)
+    assert np.isfinite(got[0]).all() and np.isnan(got[1]).all()
+    assert emulated.clamped == 0
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

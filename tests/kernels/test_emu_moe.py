@@ -21,6 +21,7 @@ from tests.kernels.emulated.experts import (
 )
 from tests.kernels.emulated.moe import EmulatedMoe
 from tests.kernels.emulated.ops import Run
+from tests.reference_codec import rotate
 
 SCHEDULES = (0, 1, 3, 6)
 RMS = 6e-4
@@ -178,3 +179,37 @@ def test_a_token_is_the_same_in_every_batch(emulated_moe: EmulatedMoe) -> None:
     for block_rows in (16, 32, 64):
         among = emulated_moe(x, ids, weights, **layer.tensors, block_rows=block_rows)
         assert np.array_equal(among[20], alone[0])
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_values_beyond_half_precision_are_counted(
+    emulated_moe: EmulatedMoe, schedule: int
+) -> None:
+    """The input transforms of gate and up, and of down, each clamp and count."""
+    rng = np.random.default_rng(21)
+    layer = make_experts(5)
+    x = rng.normal(size=(6, HIDDEN)).astype(np.float32)
+    ids, weights = route(rng, 6, 2, 5)
+    ids[1] = -1  # nobody transforms it, so nobody counts it
+    run = Run(schedule=schedule, launches=2)
+
+    # Inputs of down are products of two: so they are beyond it first.
+    assert 3000 * np.abs(x).max() * np.abs(layer.tensors["suh13"]).max() < 65504 / 12
+    beyond = 0
+    for token, slot in zip(*np.nonzero(ids >= 0)):
+        expert = ids[token, slot]
+        gate, up, _ = layer.dense[expert]
+        wide = 3000.0 * x[token].astype(np.float64)
+        g, u = wide @ gate, wide @ up
+        activated = g / (1 + np.exp(-g)) * u * layer.tensors["suh2"][expert]
+        beyond += int((np.abs(rotate(activated)) > 65504).sum())
+    got = emulated_moe(3000 * x, ids, weights, **layer.tensors, run=run)
+    assert np.isfinite(got).all()
+    assert beyond > 500
+    assert abs(emulated_moe.clamped - 2 * beyond) <= 8  # those close to the limit
+
+    huge = np.zeros_like(x)
+    huge[0, 3] = huge[1, 3] = 1e30  # one number becomes 128 in each transform
+    got = emulated_moe(huge, ids, weights, **layer.tensors, run=run)
+    assert np.isfinite(got).all()
+    assert emulated_moe.clamped >= 2 * 2 * 2 * 128  # launches, experts, projections

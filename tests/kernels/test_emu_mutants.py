@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.kernels.emulated.matrices import make_matrix
+from tests.kernels.emulated.matrices import Matrix, make_matrix
 from tests.kernels.emulated.mutant import Mutant
 from tests.kernels.emulated.ops import EmulatedOps, EmulatorFault, Run, Shard
+from tests.reference_codec import rotate
 
 SCHEDULES = (0, 1, 2, 3, 5, 7)
 
@@ -207,6 +208,27 @@ MUTANTS = [
         "deadlock",
     ),
     Mutant(
+        "halves meet each other's activations",
+        "transform.cuh",
+        "(to + 8), odd)",
+        "(to + 8), even)",
+        "wrong",
+    ),
+    Mutant(
+        "clamped values are counted without an atomic",
+        "elements.cuh",
+        "atomicAdd(counter, static_cast<unsigned long long>(clamped))",
+        "ptx::store_global(counter, ptx::load_global(counter) + clamped)",
+        "race|unordered|wrong",
+    ),
+    Mutant(
+        "values beyond fp16 become infinite",
+        "transform.cuh",
+        "count_clamped(p.clamped, clamp_to_half(values));",
+        "count_clamped(p.clamped, 0);",
+        "wrong",
+    ),
+    Mutant(
         "inputs narrower than stored are read to the end",
         "elements.cuh",
         "aligned && count >= 4",
@@ -242,13 +264,31 @@ def build(overlay: Path | None) -> EmulatedOps:
     return EmulatedOps([48], [16], overlay=overlay, optimize="-O0")
 
 
+def linear(
+    ops: EmulatedOps, x: np.ndarray, matrix: Matrix, run: Run, **plan
+) -> np.ndarray:
+    return ops.linear(
+        x.astype(np.float32),
+        matrix.trellis.reshape(-1),
+        matrix.suh[None],
+        matrix.svh,
+        None,
+        [Shard(128, 0, 128, 48, 1)],
+        run=run,
+        **plan,
+    )
+
+
 def verdict(ops: EmulatedOps) -> str:
     """The first fault's message, "wrong", "schedule", or nothing."""
     rng = np.random.default_rng(0)
     matrix = make_matrix(rng, 384, 128, 48, 1)
     dense = matrix.dense
     x = rng.normal(size=(13, 300)).astype(np.float32)
-    want = x.astype(np.float64) @ dense[:300]
+    wide = np.zeros((13, 384))
+    wide[:, :300] = x
+    want = wide @ dense
+    beyond = int((np.abs(rotate(1e8 * wide * matrix.suh)) > 65504).sum())
     first = None
     try:
         for schedule in SCHEDULES:
@@ -257,18 +297,15 @@ def verdict(ops: EmulatedOps) -> str:
             if not np.abs(inner - dense).max() < 1e-5:
                 return "wrong"
             for splits in (1, 3):
-                got = ops.linear(
-                    x,
-                    matrix.trellis.reshape(-1),
-                    matrix.suh[None],
-                    matrix.svh,
-                    None,
-                    [Shard(128, 0, 128, 48, 1)],
-                    splits=splits,
-                    run=run,
-                )
+                got = linear(ops, x, matrix, run, splits=splits)
                 if not np.sqrt(np.mean((got - want) ** 2)) < 3e-4 * want.std():
                     return "wrong"
+            unrounded = linear(ops, x, matrix, run, unrounded=True)
+            if not np.sqrt(np.mean((unrounded - got) ** 2)) < 3e-4 * want.std():
+                return "wrong"
+            huge = linear(ops, 1e8 * x, matrix, run)
+            if not (np.isfinite(huge).all() and ops.clamped == 2 * beyond):
+                return "wrong"
             if first is None:
                 first = got
             elif not np.array_equal(first, got):

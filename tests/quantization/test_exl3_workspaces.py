@@ -13,7 +13,7 @@ from exl3 import workspace
 TOKENS, RANKS = 96, 2
 CONFIG = SimpleNamespace(
     scheduler_config=SimpleNamespace(max_num_batched_tokens=TOKENS),
-    parallel_config=SimpleNamespace(data_parallel_size=RANKS),
+    parallel_config=SimpleNamespace(data_parallel_size=RANKS, use_ubatching=False),
 )
 
 
@@ -93,8 +93,32 @@ def test_layers_that_overlap_have_different_workspaces(model, reserved, draft, b
     assert model.shared_mlp[0].quant_method.workspace == base + 1
 
 
+@pytest.mark.parametrize("device", ("cpu", "cuda:0"))
+def test_two_batches_at_once_are_refused_on_cuda(reserved, monkeypatch, device):
+    """They would share the workspace; on the CPU there is none."""
+    from vllm.model_executor.layers.quantization.exl3.workspaces import (
+        reserve_workspaces,
+    )
+    from vllm.refusal import RefusedOptionError
+
+    model = nn.Module()
+    model.proj = linear(128)
+    del model.proj.suh
+    model.proj.suh = SimpleNamespace(device=torch.device(device), shape=(1, 128))
+    parallel = SimpleNamespace(data_parallel_size=1, use_ubatching=True)
+    config = SimpleNamespace(**vars(CONFIG) | {"parallel_config": parallel})
+    if device == "cpu":
+        reserve_workspaces(model, config, False)
+        assert reserved == [(0, 128)]
+    else:
+        with pytest.raises(RefusedOptionError, match="--enable-dbo"):
+            reserve_workspaces(model, config, False)
+        assert reserved == []
+
+
 def test_on_the_cpu_nothing_is_reserved():
     cpu = torch.device("cpu")
+    assert workspace.clamped(cpu) == 0
     assert workspace.linear_bytes(1, 128, [128, 0, 128, 64, 1], cpu) == 0
     assert workspace.moe_bytes(1, 1, 128, 128, 1, 1, cpu) == 0
     workspace.reserve(cpu, 2**40)

@@ -26,6 +26,15 @@ inline void copy_async(uint32_t shared, const void* global,
   copy_async_or_zero(shared, global, true, here);
 }
 
+// There is no cache here.
+using CachePolicy = uint64_t;
+inline CachePolicy evict_first_policy() { return 0; }
+
+inline void copy_async(uint32_t shared, const void* global, CachePolicy,
+                       emu::Here here = emu::Here::at()) {
+  copy_async(shared, global, here);
+}
+
 inline void commit_copies() { emu::current->copies.commit(); }
 
 template <int kPending>

@@ -14,16 +14,33 @@ namespace exl3 {
 constexpr float kLargestHalf = 65504.0f;
 
 // fp16's range ends where bf16's does not: beyond it a value is clamped, never
-// infinite. NaN stays NaN.
-__device__ __forceinline__ float clamp_to_half(float value) {
-  if (value > kLargestHalf) return kLargestHalf;
-  if (value < -kLargestHalf) return -kLargestHalf;
-  return value;
+// infinite. NaN stays NaN. Returns how many were clamped.
+__device__ __forceinline__ int clamp_to_half(float (&values)[4]) {
+  int clamped = 0;
+#pragma unroll
+  for (float& value : values) {
+    if (value > kLargestHalf) {
+      value = kLargestHalf;
+      ++clamped;
+    } else if (value < -kLargestHalf) {
+      value = -kLargestHalf;
+      ++clamped;
+    }
+  }
+  return clamped;
 }
 
+// Adds to what a workspace counts. An atomic, but no data: no result depends on it.
+__device__ __forceinline__ void count_clamped(unsigned long long* counter,
+                                              int clamped) {
+  if (clamped > 0 && counter != nullptr) {
+    atomicAdd(counter, static_cast<unsigned long long>(clamped));
+  }
+}
+
+// Of values in fp16's range.
 __device__ __forceinline__ uint2 pack_half4(const float (&values)[4]) {
-  return {ptx::pack_half2(clamp_to_half(values[0]), clamp_to_half(values[1])),
-          ptx::pack_half2(clamp_to_half(values[2]), clamp_to_half(values[3]))};
+  return {ptx::pack_half2(values[0], values[1]), ptx::pack_half2(values[2], values[3])};
 }
 
 __device__ __forceinline__ void unpack_half4(uint2 packed, float (&values)[4]) {

@@ -29,17 +29,19 @@ __device__ __forceinline__ TilePlace tile_place(int tile, int row_blocks,
   return {first + within % rows, within / rows};
 }
 
-template <int kRows, int kWords>
-constexpr int kGemmSharedBytes = (Pipeline<kRows, kWords>::kBytes > kResultBytes<kRows>
-                                      ? Pipeline<kRows, kWords>::kBytes
-                                      : kResultBytes<kRows>)+kFlagBytes;
+template <int kRows, int kWords, int kCopies>
+constexpr int kGemmSharedBytes =
+    (Pipeline<kRows, kWords, kCopies>::kBytes > kResultBytes<kRows>
+         ? Pipeline<kRows, kWords, kCopies>::kBytes
+         : kResultBytes<kRows>)+kFlagBytes;
 
 // Grid: (tiles, splits).
 template <int kRows, int kWords, Decoder kDecoder>
 __global__ void __launch_bounds__(kBlockThreads, 2) gemm_kernel(const GemmParams p) {
-  using Loop = Pipeline<kRows, kWords>;
+  constexpr int kCopies = copies_of(kDecoder);
+  using Loop = Pipeline<kRows, kWords, kCopies>;
   const uint32_t base = ptx::shared_base();
-  const uint32_t flag = base + kGemmSharedBytes<kRows, kWords> - kFlagBytes;
+  const uint32_t flag = base + kGemmSharedBytes<kRows, kWords, kCopies> - kFlagBytes;
   const int tile = blockIdx.x;
   const int split = blockIdx.y;
   const int splits = gridDim.y;
@@ -60,7 +62,7 @@ __global__ void __launch_bounds__(kBlockThreads, 2) gemm_kernel(const GemmParams
   operands.k = p.k;
   operands.rows = min(kRows, p.rows - first_row);
   operands.activations =
-      p.activations + (int64_t{shard.slab} * p.rows + first_row) * p.k;
+      p.activations + (int64_t{shard.slab} * p.rows + first_row) * p.k * kCopies;
   operands.strip = p.trellis + shard.trellis +
                    (int64_t{block} * kBlockWarps + warp) * (p.k / kTileSide) * kWords;
   operands.first_stage = stages * split / splits;

@@ -150,6 +150,7 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksTogether<kRows>)
     hadamard_128(up, lane);
 #pragma unroll
     for (int i = 0; i < 4; ++i) up[i] *= kHadamardScale;
+    count_clamped(p.clamped, clamp_to_half(up));
     const int64_t to = int64_t{block.slice} * p.pairs() + block.tile.first_row + row;
     ptx::store_global(
         reinterpret_cast<uint2*>(p.activated + to * p.intermediate + column),

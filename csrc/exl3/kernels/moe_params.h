@@ -46,7 +46,9 @@ struct MoeParams {
   float limit;         // of the activation; infinite: none
   int block_rows, max_tiles;
 
-  // Workspace. Only `counters` has a value before and after: zeros.
+  // Workspace. Only these have a value before and after: a number of values beyond
+  // fp16, and zeros.
+  unsigned long long* clamped;
   unsigned* counters;
   int* counts;          // [local_experts] rows of each
   MoeTotals* totals;    // [1]

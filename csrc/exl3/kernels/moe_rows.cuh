@@ -38,6 +38,7 @@ __global__ void __launch_bounds__(kBlockThreads) moe_rotate_kernel(MoeParams p) 
     hadamard_128(values, lane);
 #pragma unroll
     for (int i = 0; i < 4; ++i) values[i] *= kHadamardScale;
+    count_clamped(p.clamped, clamp_to_half(values));
     const int64_t to = (int64_t{slice} * 2 + projection) * p.pairs() + row;
     ptx::store_global(reinterpret_cast<uint2*>(p.rotated + to * p.hidden + column),
                       pack_half4(values));

@@ -18,6 +18,7 @@ enum class ElementType : int { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 
 constexpr int kHadamardBlock = 128;
 constexpr int kBlockThreads = 256;
+constexpr int kStageDepth = 64;  // of k, the unit in which it is split
 constexpr int kBlockWarps = kBlockThreads / 32;
 constexpr int kBlockColumns = kBlockWarps * kTileSide;  // 128: a Hadamard block too
 constexpr int kMaxShards = 8;                           // of one launch
@@ -38,12 +39,14 @@ struct TransformParams {
   const void* x;         // [rows, width] of x_type
   const uint16_t* pre;   // [num_slabs, k] fp16, or null: ones
   const uint16_t* post;  // [num_slabs, k] fp16, or null: ones
-  void* out;             // [num_slabs, rows, k] of out_type
+  void* out;             // [num_slabs, rows, k * copies] of out_type
   ElementType x_type, out_type;
   int rows;
   int width;  // of x; where it is less than k, the rest is zeros
   int k;
   int num_slabs;
+  int copies;  // of each result: 1, or 2 of fp16 in pipeline.cuh's order
+  unsigned long long* clamped;  // how many results were beyond fp16; null: not counted
 };
 
 // One matrix of a fused group.
@@ -57,7 +60,7 @@ struct GemmShard {
 };
 
 struct GemmParams {
-  const uint16_t* activations;  // [slabs, rows, k] fp16
+  const uint16_t* activations;  // [slabs, rows, k * copies] fp16 (trellis.cuh)
   const uint16_t* trellis;      // matrices [n/16, k/16, words], one after another
   const uint16_t* svh;          // fp16
   const void* bias;             // [out_columns] of `type`, or null

@@ -10,6 +10,19 @@
 
 namespace exl3 {
 
+// Four neighbours twice each, where pipeline.cuh wants them. `index`: of the first,
+// were there one of each.
+__device__ __forceinline__ void store_four_twice(uint16_t* out, int64_t index,
+                                                 const float (&values)[4]) {
+  const uint2 four = pack_half4(values);
+  const uint2 even = {__byte_perm(four.x, 0, 0x1010), __byte_perm(four.y, 0, 0x1010)};
+  const uint2 odd = {__byte_perm(four.x, 0, 0x3232), __byte_perm(four.y, 0, 0x3232)};
+  // Eight neighbours become 16: the even ones twice, then the odd ones.
+  uint16_t* const to = out + 2 * (index - index % 8) + index % 8;
+  ptx::store_global(reinterpret_cast<uint2*>(to), even);
+  ptx::store_global(reinterpret_cast<uint2*>(to + 8), odd);
+}
+
 // Grid: enough blocks that each warp has one of num_slabs * rows * k/128 pieces.
 __global__ void __launch_bounds__(kBlockThreads) transform_kernel(TransformParams p) {
   const int lane = threadIdx.x % 32;
@@ -33,11 +46,16 @@ __global__ void __launch_bounds__(kBlockThreads) transform_kernel(TransformParam
   for (int i = 0; i < 4; ++i) values[i] *= pre[i];
   hadamard_128(values, lane);
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    values[i] *= kHadamardScale * post[i];
-    if (p.out_type == ElementType::kFloat16) values[i] = clamp_to_half(values[i]);
+  for (int i = 0; i < 4; ++i) values[i] *= kHadamardScale * post[i];
+  if (p.out_type == ElementType::kFloat16) {
+    count_clamped(p.clamped, clamp_to_half(values));
   }
-  store_four(p.out, int64_t{row} * p.k + column, true, p.out_type, values);
+  const int64_t index = int64_t{row} * p.k + column;
+  if (p.copies == 2) {
+    store_four_twice(static_cast<uint16_t*>(p.out), index, values);
+  } else {
+    store_four(p.out, index, true, p.out_type, values);
+  }
 }
 
 }  // namespace exl3

@@ -99,55 +99,79 @@ class LaneBits {
 // What a codebook does with a state's hash. 3inst and mcg differ only in the hash,
 // which is known at run time: one kernel serves both.
 enum class Decoder {
-  kHalves,  // 3inst, mcg: the sum of the hash's two halves, as fp16 numbers
-  kBytes,   // mul1: the sum of the hash's four bytes, scaled
+  kHalves,     // 3inst, mcg: the sum of the hash's two halves, as fp16 numbers
+  kBytes,      // mul1: the sum of the hash's four bytes, scaled
+  kUnrounded,  // 3inst, mcg: the halves as they are; the tensor core adds them
 };
+
+// How often the decoder's weights need each activation, and so how many operands a
+// weight has.
+EXL3_HD constexpr int copies_of(Decoder decoder) {
+  return decoder == Decoder::kUnrounded ? 2 : 1;
+}
 
 EXL3_HD constexpr Decoder decoder_of(Codebook codebook) {
   return codebook == Codebook::kMul1 ? Decoder::kBytes : Decoder::kHalves;
+}
+
+// A state's two halves, fp16 numbers whose sum is the value before it is rounded.
+__device__ __forceinline__ uint32_t decode_halves(Hash hash, uint32_t state) {
+  return ptx::and_xor(state * hash.multiplier + hash.addend, 0x8FFF8FFFu, 0x3B603B60u);
 }
 
 // Two states to two fp16 values, the first one low: the format's values, bit for bit.
 template <Decoder kDecoder>
 __device__ __forceinline__ uint32_t decode_pair(Hash hash, uint32_t state0,
                                                 uint32_t state1) {
-  const uint32_t hash0 = state0 * hash.multiplier + hash.addend;
-  const uint32_t hash1 = state1 * hash.multiplier + hash.addend;
   if constexpr (kDecoder == Decoder::kBytes) {
+    const uint32_t hash0 = state0 * hash.multiplier + hash.addend;
+    const uint32_t hash1 = state1 * hash.multiplier + hash.addend;
     // 0x6400 + s is the fp16 number 1024 + s, for s = the sum of the bytes.
     const uint32_t sum0 = __dp4a(hash0, 0x01010101u, 0x6400u);
     const uint32_t sum1 = __dp4a(hash1, 0x01010101u, 0x6400u);
     return ptx::fma_half2(__byte_perm(sum0, sum1, 0x5410), 0x1EEE1EEEu, 0xC931C931u);
   } else {
-    const uint32_t halves0 = ptx::and_xor(hash0, 0x8FFF8FFFu, 0x3B603B60u);
-    const uint32_t halves1 = ptx::and_xor(hash1, 0x8FFF8FFFu, 0x3B603B60u);
+    const uint32_t halves0 = decode_halves(hash, state0);
+    const uint32_t halves1 = decode_halves(hash, state1);
     return ptx::add_half2(__byte_perm(halves0, halves1, 0x5410),
                           __byte_perm(halves0, halves1, 0x7632));
   }
 }
 
-// A lane's share of a tile: operands of columns 0-7 (registers 0, 1) and 8-15 (2, 3),
-// rows 2(lane%4), +1 and those 8 below.
+// A lane's share of a tile: operands of columns 0-7 (the first half of the registers)
+// and 8-15 (the rest). Of each eight columns the rows are 2(lane%4), +1 and those 8
+// below: a register for two rows, or for each its two halves.
+template <int kCopies>
 struct TileOperands {
-  uint32_t registers[4];
+  uint32_t registers[4 * kCopies];
 };
 
 template <int kWords, Decoder kDecoder>
-__device__ __forceinline__ TileOperands
-decode_tile(uint32_t tile, const typename LaneBits<kWords>::Place& place, Hash hash) {
+__device__ __forceinline__ TileOperands<copies_of(kDecoder)> decode_tile(
+    uint32_t tile, const typename LaneBits<kWords>::Place& place, Hash hash) {
   const LaneBits<kWords> bits(tile, place);
-  return {
-      {decode_pair<kDecoder>(hash, bits.template state<0>(), bits.template state<1>()),
-       decode_pair<kDecoder>(hash, bits.template state<2>(), bits.template state<3>()),
-       decode_pair<kDecoder>(hash, bits.template state<4>(), bits.template state<5>()),
-       decode_pair<kDecoder>(hash, bits.template state<6>(),
-                             bits.template state<7>())}};
+  const uint32_t states[kLaneWeights] = {
+      bits.template state<0>(), bits.template state<1>(), bits.template state<2>(),
+      bits.template state<3>(), bits.template state<4>(), bits.template state<5>(),
+      bits.template state<6>(), bits.template state<7>()};
+  TileOperands<copies_of(kDecoder)> operands;
+  if constexpr (kDecoder == Decoder::kUnrounded) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) operands.registers[i] = decode_halves(hash, states[i]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      operands.registers[i] =
+          decode_pair<kDecoder>(hash, states[2 * i], states[2 * i + 1]);
+    }
+  }
+  return operands;
 }
 
 // The same for a codebook known to the compiler.
 template <int kWords, Codebook kCodebook>
-__device__ __forceinline__ TileOperands
-decode_tile(uint32_t tile, const typename LaneBits<kWords>::Place& place) {
+__device__ __forceinline__ TileOperands<1> decode_tile(
+    uint32_t tile, const typename LaneBits<kWords>::Place& place) {
   return decode_tile<kWords, decoder_of(kCodebook)>(tile, place, hash_of(kCodebook));
 }
 

@@ -8,12 +8,12 @@
 
 namespace exl3 {
 
-#define EXL3_DECLARE(words)                                              \
-  template <>                                                            \
-  void launch_gemm<words>(Codebook codebook, int block_rows, int splits, \
-                          Stream stream, const GemmParams& params);      \
-  template <>                                                            \
-  void launch_dequantize<words>(Codebook codebook, Stream stream,        \
+#define EXL3_DECLARE(words)                                                         \
+  template <>                                                                       \
+  void launch_gemm<words>(Codebook codebook, const LinearPlan& plan, Stream stream, \
+                          const GemmParams& params);                                \
+  template <>                                                                       \
+  void launch_dequantize<words>(Codebook codebook, Stream stream,                   \
                                 const DequantizeParams& params);
 EXL3_FOR_EACH_WORDS(EXL3_DECLARE)
 
@@ -26,12 +26,12 @@ namespace {
 
 }  // namespace
 
-void launch_gemm(int words, Codebook codebook, int block_rows, int splits,
-                 Stream stream, const GemmParams& params) {
+void launch_gemm(int words, Codebook codebook, const LinearPlan& plan, Stream stream,
+                 const GemmParams& params) {
   switch (words) {
 #define EXL3_CASE(words) \
   case words:            \
-    return launch_gemm<words>(codebook, block_rows, splits, stream, params);
+    return launch_gemm<words>(codebook, plan, stream, params);
     EXL3_FOR_EACH_WORDS(EXL3_CASE)
 #undef EXL3_CASE
     default:

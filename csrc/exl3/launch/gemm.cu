@@ -8,28 +8,51 @@
 #include "exl3/launch/words.h"
 
 namespace exl3 {
+namespace {
+
+template <int kRows, Decoder kDecoder>
+void launch_rows(LaunchShape shape, Stream stream, const GemmParams& params) {
+  shape.shared_bytes = kGemmSharedBytes<kRows, EXL3_WORDS, copies_of(kDecoder)>;
+  launch(&gemm_kernel<kRows, EXL3_WORDS, kDecoder>, shape, stream, params);
+}
+
+[[noreturn]] void refuse(const LinearPlan& plan) {
+  throw std::runtime_error("exl3: no kernel has blocks of " +
+                           std::to_string(plan.block_rows) + " rows" +
+                           (plan.unrounded ? " with unrounded weights" : ""));
+}
+
+}  // namespace
 
 template <>
-void launch_gemm<EXL3_WORDS>(Codebook codebook, int block_rows, int splits,
-                             Stream stream, const GemmParams& params) {
+void launch_gemm<EXL3_WORDS>(Codebook codebook, const LinearPlan& plan, Stream stream,
+                             const GemmParams& params) {
   GemmParams with_hash = params;
   with_hash.hash = hash_of(codebook);
+  LaunchShape shape;
+  shape.blocks_x = static_cast<unsigned>(params.row_blocks * params.column_blocks);
+  shape.blocks_y = static_cast<unsigned>(plan.splits);
+  shape.threads = kBlockThreads;
   with_decoder<EXL3_WORDS>(codebook, [&](auto constant) {
     constexpr Decoder kDecoder = decltype(constant)::value;
-    LaunchShape shape;
-    shape.blocks_x = static_cast<unsigned>(params.row_blocks * params.column_blocks);
-    shape.blocks_y = static_cast<unsigned>(splits);
-    shape.threads = kBlockThreads;
-    switch (block_rows) {
-#define EXL3_CASE(rows)                                      \
-  case rows:                                                 \
-    shape.shared_bytes = kGemmSharedBytes<rows, EXL3_WORDS>; \
-    return launch(&gemm_kernel<rows, EXL3_WORDS, kDecoder>, shape, stream, with_hash);
+    if (plan.unrounded) {
+      // For few rows only: the tensor core does twice the work.
+      if constexpr (kDecoder == Decoder::kHalves) {
+        if (plan.block_rows == kUnroundedRows) {
+          return launch_rows<kUnroundedRows, Decoder::kUnrounded>(shape, stream,
+                                                                  with_hash);
+        }
+      }
+      refuse(plan);
+    }
+    switch (plan.block_rows) {
+#define EXL3_CASE(rows) \
+  case rows:            \
+    return launch_rows<rows, kDecoder>(shape, stream, with_hash);
       EXL3_FOR_EACH_BLOCK_ROWS(EXL3_CASE)
 #undef EXL3_CASE
       default:
-        throw std::runtime_error("exl3: no kernel has blocks of " +
-                                 std::to_string(block_rows) + " rows");
+        refuse(plan);
     }
   });
 }

@@ -5,17 +5,17 @@
 #pragma once
 
 #include "exl3/kernels/params.h"
+#include "exl3/launch/plan.h"
 #include "exl3/launch/stream.h"
 
 namespace exl3 {
 
-// block_rows: 16, 32, 48, 64 or 128.
-void launch_gemm(int words, Codebook codebook, int block_rows, int splits,
-                 Stream stream, const GemmParams& params);
+void launch_gemm(int words, Codebook codebook, const LinearPlan& plan, Stream stream,
+                 const GemmParams& params);
 
 // Its parts, one for each number of words (gemm.cu).
 template <int kWords>
-void launch_gemm(Codebook codebook, int block_rows, int splits, Stream stream,
+void launch_gemm(Codebook codebook, const LinearPlan& plan, Stream stream,
                  const GemmParams& params);
 
 }  // namespace exl3

@@ -10,8 +10,11 @@
 namespace exl3 {
 namespace {
 
-size_t activation_bytes(const LinearArguments& a) {
-  return a.shards.size() * static_cast<size_t>(a.rows) * a.k * sizeof(uint16_t);
+int copies(const LinearPlan& plan) { return plan.unrounded ? 2 : 1; }
+
+size_t activation_bytes(const LinearArguments& a, const LinearPlan& plan) {
+  return a.shards.size() * static_cast<size_t>(a.rows) * a.k * copies(plan) *
+         sizeof(uint16_t);
 }
 
 int row_blocks(const LinearArguments& a, const LinearPlan& plan) {
@@ -30,11 +33,27 @@ bool fits(const GemmParams& params, const Shard& first, const Shard& shard) {
          first.codebook == shard.codebook;
 }
 
+// A measured plan that this call can have: it may ask for more than there are counters
+// or stages for, and for unrounded weights where they are unwanted or unknown.
+LinearPlan allowed(const LinearArguments& a, LinearPlan plan, bool exact) {
+  for (const Shard& shard : a.shards) exact |= shard.codebook == Codebook::kMul1;
+  plan.unrounded = plan.unrounded && !exact;
+  const size_t tiles = size_t(row_blocks(a, plan)) * column_blocks(a);
+  if (tiles * sizeof(unsigned) > kCounterBytes) plan.splits = 1;
+  plan.splits = std::min(plan.splits, a.k / kStageDepth);
+  return plan;
+}
+
 }  // namespace
 
-LinearPlan choose_plan(const LinearArguments& a, int multiprocessors,
+LinearPlan choose_plan(const LinearArguments& a, const Gpu& gpu, bool exact,
                        bool batch_invariant) {
-  LinearPlan plan{128, 1};
+  if (!batch_invariant) {
+    const int n = column_blocks(a) * kBlockColumns;
+    const auto measured = measured_plan(gpu.architecture, a.rows, a.k, n);
+    if (measured) return allowed(a, *measured, exact);
+  }
+  LinearPlan plan{128, 1, false};
   for (const int rows : {64, 48, 32, 16}) {
     if (a.rows <= rows) plan.block_rows = rows;
   }
@@ -43,7 +62,7 @@ LinearPlan choose_plan(const LinearArguments& a, int multiprocessors,
   if (batch_invariant) return plan;
   const int tiles = row_blocks(a, plan) * column_blocks(a);
   constexpr int kShortest = 512;  // of k: below it the partial sums cost more
-  while (plan.splits < 8 && tiles * plan.splits < 2 * multiprocessors &&
+  while (plan.splits < kMaxSplits && tiles * plan.splits < 2 * gpu.multiprocessors &&
          a.k / (2 * plan.splits) >= kShortest &&
          tiles * sizeof(unsigned) <= kCounterBytes) {
     plan.splits *= 2;
@@ -57,13 +76,13 @@ size_t workspace_bytes(const LinearArguments& a, const LinearPlan& plan) {
     parts = sizeof(float) * plan.splits * row_blocks(a, plan) * column_blocks(a) *
             plan.block_rows * kBlockColumns;
   }
-  return kCounterBytes + activation_bytes(a) + parts;
+  return kHeadBytes + activation_bytes(a, plan) + parts;
 }
 
 void linear(const LinearArguments& a, const LinearPlan& plan, void* workspace,
             Stream stream) {
   auto* bytes = static_cast<char*>(workspace);
-  auto* activations = reinterpret_cast<uint16_t*>(bytes + kCounterBytes);
+  auto* activations = reinterpret_cast<uint16_t*>(bytes + kHeadBytes);
   TransformParams transform{};
   transform.x = a.x;
   transform.pre = a.suh;
@@ -74,6 +93,8 @@ void linear(const LinearArguments& a, const LinearPlan& plan, void* workspace,
   transform.width = a.width;
   transform.k = a.k;
   transform.num_slabs = static_cast<int>(a.shards.size());
+  transform.copies = copies(plan);
+  transform.clamped = clamped_of(workspace);
   launch_transform(stream, transform);
 
   GemmParams common{};
@@ -82,8 +103,9 @@ void linear(const LinearArguments& a, const LinearPlan& plan, void* workspace,
   common.svh = a.svh;
   common.bias = a.bias;
   common.out = a.out;
-  common.counters = static_cast<unsigned*>(workspace);
-  common.parts = reinterpret_cast<float*>(bytes + kCounterBytes + activation_bytes(a));
+  common.counters = counters_of(workspace);
+  common.parts =
+      reinterpret_cast<float*>(bytes + kHeadBytes + activation_bytes(a, plan));
   common.type = a.type;
   common.rows = a.rows;
   common.k = a.k;
@@ -114,8 +136,7 @@ void linear(const LinearArguments& a, const LinearPlan& plan, void* workspace,
       out_first += shard.keep;
       svh += shard.n;
     }
-    launch_gemm(a.shards[first].words, a.shards[first].codebook, plan.block_rows,
-                plan.splits, stream, params);
+    launch_gemm(a.shards[first].words, a.shards[first].codebook, plan, stream, params);
   }
 }
 

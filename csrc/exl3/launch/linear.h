@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "exl3/launch/gemm.h"
+#include "exl3/launch/workspace.h"
 
 namespace exl3 {
 
@@ -32,20 +33,13 @@ struct LinearArguments {
   std::vector<Shard> shards;
 };
 
-// How the work is cut into blocks.
-struct LinearPlan {
-  int block_rows;
-  int splits;  // of k
-};
-
-// The plan for so many rows, on a GPU of so many multiprocessors. With
-// `batch_invariant` a row's result doesn't depend on how many rows there are.
-LinearPlan choose_plan(const LinearArguments& arguments, int multiprocessors,
+// The plan for so many rows: the measured one, or by rule. `exact`: weights have
+// exactly the format's values. `batch_invariant`: a row's result doesn't depend on how
+// many rows there are.
+LinearPlan choose_plan(const LinearArguments& arguments, const Gpu& gpu, bool exact,
                        bool batch_invariant);
 
-// Bytes of workspace that the plan needs. The first kCounterBytes must be zeros before
-// the first launch, and are again after each.
-constexpr size_t kCounterBytes = 16 * 1024;
+// Bytes of workspace that the plan needs (workspace.h).
 size_t workspace_bytes(const LinearArguments& arguments, const LinearPlan& plan);
 
 void linear(const LinearArguments& arguments, const LinearPlan& plan, void* workspace,

@@ -27,8 +27,7 @@ int choose_splits(int64_t blocks, int k, int multiprocessors) {
   constexpr int kShortest = 512;  // of k: below it the partial sums cost more
   int splits = 1;
   while (splits < 8 && blocks * splits < 2 * multiprocessors &&
-         k / (2 * splits) >= kShortest &&
-         blocks * sizeof(unsigned) <= kMoeCounterBytes) {
+         k / (2 * splits) >= kShortest && blocks * sizeof(unsigned) <= kCounterBytes) {
     splits *= 2;
   }
   return splits;
@@ -102,8 +101,9 @@ char* lay_out_workspace(MoeParams& p, const MoePlan& plan, void* workspace) {
     parts = std::max(
         parts, part * plan.down_splits * products_blocks(p, p.max_tiles, p.hidden));
   }
-  Parts rest(workspace);
-  rest.give(p.counters, kMoeCounterBytes / sizeof(unsigned));
+  p.clamped = clamped_of(workspace);
+  p.counters = counters_of(workspace);
+  Parts rest(static_cast<char*>(workspace) + kHeadBytes);
   rest.give(p.counts, p.local_experts);
   rest.give(p.totals, 1);
   rest.give(p.tiles, p.max_tiles);
@@ -120,7 +120,7 @@ char* lay_out_workspace(MoeParams& p, const MoePlan& plan, void* workspace) {
 size_t moe_workspace_bytes(const MoeParams& params, const MoePlan& plan) {
   MoeParams p = params;
   // Sizes only: the addresses are never used.
-  alignas(256) static char start[256];
+  alignas(256) static char start[kHeadBytes];
   return static_cast<size_t>(lay_out_workspace(p, plan, start) - start);
 }
 

@@ -9,6 +9,7 @@
 
 #include "exl3/kernels/moe_params.h"
 #include "exl3/launch/stream.h"
+#include "exl3/launch/workspace.h"
 
 namespace exl3 {
 
@@ -24,9 +25,7 @@ struct MoePlan {
 MoePlan choose_moe_plan(const MoeParams& params, int multiprocessors,
                         bool batch_invariant);
 
-// Bytes of workspace; the first kMoeCounterBytes must be zeros before the first launch,
-// and are again after each.
-constexpr size_t kMoeCounterBytes = 16 * 1024;
+// Bytes of workspace that the plan needs (workspace.h).
 size_t moe_workspace_bytes(const MoeParams& params, const MoePlan& plan);
 
 // params: tensors and sizes; the workspace's parts are set here.

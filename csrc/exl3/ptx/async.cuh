@@ -15,7 +15,26 @@ __device__ __forceinline__ void copy_async(uint32_t shared, const void* global) 
                : "memory");
 }
 
-// The same, or 16 zero bytes if not `valid`; then `global` isn't read. The size is the
+// What L2 is to do with what a copy fetches.
+using CachePolicy = uint64_t;
+
+// Let it go first: nobody reads it again.
+__device__ __forceinline__ CachePolicy evict_first_policy() {
+  CachePolicy policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+__device__ __forceinline__ void copy_async(uint32_t shared, const void* global,
+                                           CachePolicy policy) {
+  asm volatile(
+      "cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(
+          shared),
+      "l"(global), "l"(policy)
+      : "memory");
+}
+
+// 16 bytes, or as many zeros if not `valid`; then `global` isn't read. The size is the
 // condition, since a predicated cp.async has been seen to be miscompiled.
 __device__ __forceinline__ void copy_async_or_zero(uint32_t shared, const void* global,
                                                    bool valid) {

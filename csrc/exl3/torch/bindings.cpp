@@ -14,7 +14,7 @@ namespace {
 
 // Raised whenever an op's schema changes. exl3/ops.py compares it with its own, so
 // that a stale build is named instead of failing inside an op.
-constexpr int64_t kOpsVersion = 3;
+constexpr int64_t kOpsVersion = 4;
 
 int64_t ops_version() { return kOpsVersion; }
 

@@ -54,13 +54,17 @@ Stream Device::stream() const {
   return stream;
 }
 
-int Device::multiprocessors() const {
-  int count = 0;
-  const cudaError_t error =
-      cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, current_->index);
-  STD_TORCH_CHECK(error == cudaSuccess, "exl3: cuda:", current_->index,
-                  " does not answer: ", cudaGetErrorString(error));
-  return count;
+Gpu Device::gpu() const {
+  const auto attribute = [&](cudaDeviceAttr which) {
+    int value = 0;
+    const cudaError_t error = cudaDeviceGetAttribute(&value, which, current_->index);
+    STD_TORCH_CHECK(error == cudaSuccess, "exl3: cuda:", current_->index,
+                    " does not answer: ", cudaGetErrorString(error));
+    return value;
+  };
+  return {10 * attribute(cudaDevAttrComputeCapabilityMajor) +
+              attribute(cudaDevAttrComputeCapabilityMinor),
+          attribute(cudaDevAttrMultiProcessorCount)};
 }
 
 void* Device::workspace(const char* op, int64_t index, size_t bytes) const {

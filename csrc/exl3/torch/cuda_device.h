@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "exl3/launch/plan.h"
 #include "exl3/launch/stream.h"
 
 namespace exl3::ops {
@@ -22,7 +23,7 @@ class Device {
 
   // That torch works on.
   Stream stream() const;
-  int multiprocessors() const;
+  Gpu gpu() const;
   // Where a workspace is. An op that needs more than was given refuses.
   void* workspace(const char* op, int64_t index, size_t bytes) const;
 

@@ -48,8 +48,8 @@ std::vector<exl3::Shard> launch_shards(
 
 Tensor linear(const Tensor& x, const Tensor& trellis, const Tensor& suh,
               const Tensor& svh, const std::optional<Tensor>& bias,
-              const std::vector<int64_t>& shards, bool /*exact: always*/,
-              bool batch_invariant, int64_t workspace) {
+              const std::vector<int64_t>& shards, bool exact, bool batch_invariant,
+              int64_t workspace) {
   const exl3::ops::LinearCall call =
       exl3::ops::check_linear(x, trellis, suh, svh, bias, shards);
   const Device device(call.out);
@@ -69,7 +69,7 @@ Tensor linear(const Tensor& x, const Tensor& trellis, const Tensor& suh,
     part.out = target + row * call.kept * element_bytes(call.type);
     part.rows = static_cast<int>(std::min(kRowsAtOnce, call.rows - row));
     const LinearPlan plan =
-        exl3::choose_plan(part, device.multiprocessors(), batch_invariant);
+        exl3::choose_plan(part, device.gpu(), exact, batch_invariant);
     const size_t bytes = exl3::workspace_bytes(part, plan);
     void* memory = device.workspace("linear", workspace, bytes);
     exl3::linear(part, plan, memory, device.stream());
@@ -118,7 +118,7 @@ Tensor moe(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weights,
     part.out = target + token * token_bytes;
     part.tokens = static_cast<int>(std::min(kTokensAtOnce, call.tokens - token));
     const MoePlan plan =
-        exl3::choose_moe_plan(part, device.multiprocessors(), batch_invariant);
+        exl3::choose_moe_plan(part, device.gpu().multiprocessors, batch_invariant);
     const size_t bytes = exl3::moe_workspace_bytes(part, plan);
     void* memory = device.workspace("moe", workspace, bytes);
     exl3::moe(part, plan, memory, device.stream());
@@ -148,7 +148,7 @@ Tensor hadamard(const Tensor& x, const std::optional<Tensor>& pre,
         device.stream(),
         {call.x.const_data_ptr(), call.pre, call.post, call.out.mutable_data_ptr(),
          call.type, call.type, static_cast<int>(call.rows),
-         static_cast<int>(call.width), static_cast<int>(call.width), 1});
+         static_cast<int>(call.width), static_cast<int>(call.width), 1, 1, nullptr});
   }
   return call.out;
 }

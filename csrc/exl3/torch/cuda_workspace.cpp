@@ -14,8 +14,8 @@
 #include <utility>
 #include <vector>
 
-#include "exl3/launch/linear.h"
 #include "exl3/launch/moe.h"
+#include "exl3/launch/workspace.h"
 #include "exl3/torch/cuda_device.h"
 
 namespace exl3::ops {
@@ -24,8 +24,6 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// All ops find their counters at the workspace's start.
-static_assert(kCounterBytes == kMoeCounterBytes);
 constexpr size_t kWorkspaceAlignment = 256;
 
 struct Registry {
@@ -55,55 +53,15 @@ void set_workspace(const Tensor& workspace, int64_t index) {
       "exl3::set_workspace: pass a contiguous uint8 tensor [bytes] that begins at a "
       "multiple of ",
       kWorkspaceAlignment, " bytes");
-  STD_TORCH_CHECK(workspace.numel() >= static_cast<int64_t>(kCounterBytes),
+  STD_TORCH_CHECK(workspace.numel() >= static_cast<int64_t>(kHeadBytes),
                   "exl3::set_workspace: ", workspace.numel(), " bytes; at least ",
-                  kCounterBytes, " are needed");
-  // The kernels leave the counters as they found them.
+                  kHeadBytes, " are needed");
   Tensor whole = workspace;
-  Tensor counters =
-      torch::stable::narrow(whole, 0, 0, static_cast<int64_t>(kCounterBytes));
-  torch::stable::zero_(counters);
+  Tensor head = torch::stable::narrow(whole, 0, 0, static_cast<int64_t>(kHeadBytes));
+  torch::stable::zero_(head);
   Registry& all = registry();
   const std::lock_guard<std::mutex> lock(all.mutex);
   all.workspaces.insert_or_assign({workspace.get_device_index(), index}, workspace);
-}
-
-// A call of `linear` without its tensors: all that plans depend on.
-LinearArguments without_tensors(int64_t rows, int64_t k,
-                                const std::vector<int64_t>& shards) {
-  LinearArguments call{};
-  call.rows = static_cast<int>(rows);
-  call.k = static_cast<int>(k);
-  for (size_t i = 0; i + 4 < shards.size(); i += 5) {
-    call.shards.push_back({static_cast<int>(shards[i]), static_cast<int>(shards[i + 1]),
-                           static_cast<int>(shards[i + 2]),
-                           static_cast<int>(shards[i + 3]),
-                           static_cast<Codebook>(shards[i + 4])});
-  }
-  return call;
-}
-
-std::vector<int64_t> linear_plan(int64_t rows, int64_t k,
-                                 const std::vector<int64_t>& shards,
-                                 int64_t multiprocessors, bool batch_invariant) {
-  const LinearPlan plan =
-      choose_plan(without_tensors(std::min(rows, kRowsAtOnce), k, shards),
-                  static_cast<int>(multiprocessors), batch_invariant);
-  return {plan.block_rows, plan.splits};
-}
-
-int64_t linear_workspace(int64_t rows, int64_t k, const std::vector<int64_t>& shards,
-                         int64_t multiprocessors) {
-  LinearArguments call = without_tensors(0, k, shards);
-  size_t most = 0;
-  for (call.rows = 1; call.rows <= std::min(rows, kRowsAtOnce); ++call.rows) {
-    for (const bool batch_invariant : {false, true}) {
-      const LinearPlan plan =
-          choose_plan(call, static_cast<int>(multiprocessors), batch_invariant);
-      most = std::max(most, workspace_bytes(call, plan));
-    }
-  }
-  return static_cast<int64_t>(most);
 }
 
 int64_t moe_workspace(int64_t tokens, int64_t top_k, int64_t hidden,
@@ -142,13 +100,9 @@ void* find_workspace(const char* op, int32_t device, int64_t index, size_t bytes
 
 STABLE_TORCH_LIBRARY_FRAGMENT(exl3, m) {
   m.def("set_workspace(Tensor workspace, int index) -> ()");
-  m.def("linear_workspace(int rows, int k, int[] shards, int multiprocessors) -> int");
   m.def(
       "moe_workspace(int tokens, int top_k, int hidden, int intermediate, "
       "int virtual_experts, int slices, int multiprocessors) -> int");
-  m.def(
-      "linear_plan(int rows, int k, int[] shards, int multiprocessors, "
-      "bool batch_invariant) -> int[]");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(exl3, CUDA, m) {
@@ -156,9 +110,7 @@ STABLE_TORCH_LIBRARY_IMPL(exl3, CUDA, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(exl3, CompositeExplicitAutograd, m) {
-  m.impl("linear_workspace", TORCH_BOX(&linear_workspace));
   m.impl("moe_workspace", TORCH_BOX(&moe_workspace));
-  m.impl("linear_plan", TORCH_BOX(&linear_plan));
 }
 
 }  // namespace exl3::ops

@@ -22,10 +22,10 @@ struct LinearCall {
   int32_t type, rows, width, k;
   int32_t num_shards;
   const int32_t* shards;  // [num_shards, 5]: stored n, skip, keep, words, codebook
-  int32_t block_rows, splits;
+  int32_t block_rows, splits, unrounded;
 };
 
-const char* emulated_linear(const LinearCall* call, const Run* run) {
+const char* emulated_linear(const LinearCall* call, Run* run) {
   return faults_of([&] {
     LinearArguments a{};
     a.x = call->x;
@@ -46,13 +46,15 @@ const char* emulated_linear(const LinearCall* call, const Run* run) {
       stored += s[0];
       kept += s[2];
     }
-    const LinearPlan plan{call->block_rows, call->splits};
-    // The workspace's three parts, so that running over an end is a fault.
+    const LinearPlan plan{call->block_rows, call->splits, call->unrounded != 0};
+    // The workspace's parts, so that running over an end is a fault.
     const size_t bytes = workspace_bytes(a, plan);
     std::vector<char> workspace(bytes, static_cast<char>(0xff));
-    std::memset(workspace.data(), 0, kCounterBytes);
+    char* at = workspace.data();
+    clear_head(at);
     const size_t element = bytes_of(a.type);
-    const size_t activations = a.shards.size() * a.rows * size_t(a.k) * 2;
+    const size_t activations =
+        a.shards.size() * a.rows * size_t(a.k) * (plan.unrounded ? 4 : 2);
     const Session session(*run);
     session.read("x", a.x, element * a.rows * a.width);
     session.read("trellis", a.trellis, static_cast<size_t>(call->trellis_bytes));
@@ -60,13 +62,12 @@ const char* emulated_linear(const LinearCall* call, const Run* run) {
     session.read("svh", a.svh, stored * 2);
     session.read("bias", a.bias, kept * element);
     session.write("out", a.out, element * a.rows * kept);
-    char* at = workspace.data();
-    session.update("counters", at, kCounterBytes);
-    session.write("activations", at + kCounterBytes, activations);
-    session.write("parts", at + kCounterBytes + activations,
-                  bytes - kCounterBytes - activations);
+    add_head(session, at);
+    session.write("activations", at + kHeadBytes, activations);
+    session.write("parts", at + kHeadBytes + activations,
+                  bytes - kHeadBytes - activations);
     for (int i = 0; i < run->launches; ++i) linear(a, plan, at, nullptr);
-    check_counters(at, kCounterBytes);
+    read_head(at, *run);
   });
 }
 
@@ -120,6 +121,7 @@ const char* emulated_transform(const TransformCall* call, const Run* run) {
     p.width = call->width;
     p.k = call->k;
     p.num_slabs = call->num_slabs;
+    p.copies = 1;
     const size_t scales = size_t(p.num_slabs) * p.k * 2;
     const Session session(*run);
     session.read("x", p.x, bytes_of(p.x_type) * p.rows * p.width);

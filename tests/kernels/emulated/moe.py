@@ -38,7 +38,10 @@ class _MoeCall(ctypes.Structure):
 
 
 class EmulatedMoe:
-    """One build of the kernels, for these numbers of tile words."""
+    """One build of the kernels, for these numbers of tile words.
+
+    `clamped` is what the last `moe` counted.
+    """
 
     def __init__(
         self,
@@ -101,5 +104,7 @@ class EmulatedMoe:
             *(topk_ids.shape[1], suh13.shape[-1], suh2.shape[-1]),
             *(local, slices, routed, limit, block_rows, *splits),
         )
-        check(self._library.emulated_moe(ctypes.byref(call), in_c(run)))
+        record = in_c(run)
+        check(self._library.emulated_moe(ctypes.byref(call), ctypes.byref(record)))
+        self.clamped = record.clamped
         return out

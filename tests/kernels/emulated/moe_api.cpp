@@ -29,7 +29,7 @@ struct MoeCall {
   int32_t block_rows, gate_up_splits, down_splits;
 };
 
-const char* emulated_moe(const MoeCall* call, const Run* run) {
+const char* emulated_moe(const MoeCall* call, Run* run) {
   return faults_of([&] {
     MoeParams p{};
     p.x = call->x;
@@ -61,7 +61,7 @@ const char* emulated_moe(const MoeCall* call, const Run* run) {
     std::vector<char> memory(bytes + 256, static_cast<char>(0xff));
     auto address = reinterpret_cast<uintptr_t>(memory.data());
     char* at = memory.data() + ((address + 255) / 256 * 256 - address);
-    std::memset(at, 0, kMoeCounterBytes);
+    clear_head(at);
     lay_out_workspace(p, plan, at);
 
     const size_t pairs = p.pairs();
@@ -80,7 +80,7 @@ const char* emulated_moe(const MoeCall* call, const Run* run) {
     session.read("suh2", p.suh2, virtual_experts * p.intermediate * 2);
     session.read("svh2", p.svh2, virtual_experts * p.hidden * 2);
     session.write("out", p.out, bytes_of(p.type) * p.tokens * p.width);
-    session.update("counters", p.counters, kMoeCounterBytes);
+    add_head(session, at);
     session.write("counts", p.counts, size_t(p.local_experts) * 4);
     session.write("totals", p.totals, sizeof(MoeTotals));
     session.write("tiles", p.tiles, p.max_tiles * sizeof(MoeTile));
@@ -93,7 +93,7 @@ const char* emulated_moe(const MoeCall* call, const Run* run) {
     auto* parts = reinterpret_cast<char*>(p.parts);
     session.write("parts", parts, static_cast<size_t>(at + bytes - parts));
     for (int i = 0; i < run->launches; ++i) moe(p, plan, at, nullptr);
-    check_counters(at, kMoeCounterBytes);
+    read_head(at, *run);
   });
 }
 

@@ -53,6 +53,7 @@ class _Run(ctypes.Structure):
         ("launches", ctypes.c_int32),
         ("resident_blocks", ctypes.c_int32),
         ("count_banks", ctypes.c_int32),
+        ("clamped", ctypes.c_uint64),
     ]
 
 
@@ -70,6 +71,7 @@ class _LinearCall(ctypes.Structure):
         ("shards", ctypes.c_void_p),
         ("block_rows", ctypes.c_int32),
         ("splits", ctypes.c_int32),
+        ("unrounded", ctypes.c_int32),
     ]
 
 
@@ -92,7 +94,10 @@ class _TransformCall(ctypes.Structure):
 
 
 class EmulatedOps:
-    """One build of the kernels, for these numbers of tile words and rows of a block."""
+    """One build of the kernels, for these numbers of tile words and rows of a block.
+
+    `clamped` is what the last `linear` counted.
+    """
 
     def __init__(
         self,
@@ -109,7 +114,7 @@ class EmulatedOps:
         ]
         sources += [
             Source(launch / f"{name}.cu")
-            for name in ("dispatch", "linear", "transform")
+            for name in ("dispatch", "linear", "plan", "transform")
         ]
         sources.append(Source(HERE / "linear_api.cpp"))
         defines = [
@@ -133,6 +138,7 @@ class EmulatedOps:
         dtype: str = "float32",
         block_rows: int = 16,
         splits: int = 1,
+        unrounded: bool = False,
         run: Run = ONCE,
     ) -> np.ndarray:
         """`linear` of exl3.ops; x and the result are bit patterns for bfloat16."""
@@ -152,8 +158,11 @@ class EmulatedOps:
             pointer(table),
             block_rows,
             splits,
+            unrounded,
         )
-        check(self._library.emulated_linear(ctypes.byref(call), in_c(run)))
+        record = in_c(run)
+        check(self._library.emulated_linear(ctypes.byref(call), ctypes.byref(record)))
+        self.clamped = record.clamped
         return out
 
     def dequantize(
@@ -171,7 +180,11 @@ class EmulatedOps:
             *(pointer(a) for a in (trellis, suh, svh, out)),
             *(16 * depth, 16 * strips, words, codebook),
         )
-        check(self._library.emulated_dequantize(ctypes.byref(call), in_c(run)))
+        check(
+            self._library.emulated_dequantize(
+                ctypes.byref(call), ctypes.byref(in_c(run))
+            )
+        )
         return out
 
     def hadamard(
@@ -190,7 +203,11 @@ class EmulatedOps:
             *(pointer(a) for a in (x, pre, post, out)),
             *(code, code, *x.shape, x.shape[1], 1),
         )
-        check(self._library.emulated_transform(ctypes.byref(call), in_c(run)))
+        check(
+            self._library.emulated_transform(
+                ctypes.byref(call), ctypes.byref(in_c(run))
+            )
+        )
         return out
 
     def banks(self) -> str:
@@ -204,11 +221,9 @@ def check(fault: bytes | None) -> None:
         raise EmulatorFault(fault.decode())
 
 
-def in_c(run: Run):
+def in_c(run: Run) -> _Run:
     """The run as the C functions take it."""
-    return ctypes.byref(
-        _Run(run.schedule, run.launches, run.resident_blocks, run.count_banks)
-    )
+    return _Run(run.schedule, run.launches, run.resident_blocks, run.count_banks, 0)
 
 
 def pointer(array: np.ndarray | None) -> int | None:

@@ -14,6 +14,7 @@
 
 #include "emu/device.h"
 #include "exl3/kernels/params.h"
+#include "exl3/launch/workspace.h"
 
 namespace exl3 {
 
@@ -23,6 +24,7 @@ struct Run {
   int32_t launches;  // times the op runs, on one workspace
   int32_t resident_blocks;
   int32_t count_banks;
+  uint64_t clamped;  // what the op counted
 };
 
 // Of the last call of this library.
@@ -82,9 +84,19 @@ class Session {
   std::unique_ptr<emu::Device> device_;
 };
 
-inline void check_counters(const char* counters, size_t bytes) {
-  for (size_t i = 0; i < bytes; ++i) {
-    if (counters[i] != 0) throw std::runtime_error("counters: not zero after the op");
+// The workspace's head as it must be before the first launch.
+inline void clear_head(char* workspace) { std::memset(workspace, 0, kHeadBytes); }
+
+inline void add_head(const Session& session, char* workspace) {
+  session.update("statistics", workspace, kStatisticsBytes);
+  session.update("counters", counters_of(workspace), kCounterBytes);
+}
+
+// What the head holds after the op.
+inline void read_head(char* workspace, Run& run) {
+  run.clamped = *clamped_of(workspace);
+  for (size_t i = kStatisticsBytes; i < kHeadBytes; ++i) {
+    if (workspace[i] != 0) throw std::runtime_error("counters: not zero after the op");
   }
 }
 

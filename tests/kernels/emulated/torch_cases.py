@@ -11,6 +11,7 @@ the error of the emulated result relative to the CPU's.
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from benchmarks.device.layers import (
     random_scales,
 )
 from exl3 import ops
+from exl3.plans import Plan
 
 CPU = torch.device("cpu")
 
@@ -33,6 +35,7 @@ def linear(
     *matrices: Matrix,
     columns: list[tuple[int, int]] | None = None,
     bias: Tensor | None = None,
+    exact: bool = True,
     batch_invariant: bool = False,
     workspace: int = 0,
 ) -> Tensor:
@@ -49,7 +52,7 @@ def linear(
             for m, (skip, keep) in zip(matrices, columns)
             for number in (m.n, skip, keep, m.words, m.codebook)
         ],
-        exact=True,
+        exact=exact,
         batch_invariant=batch_invariant,
         workspace=workspace,
     )
@@ -74,6 +77,59 @@ def a_batch_of_one_or_many() -> Tensor:
         alone = linear(x[row : row + 1], m, batch_invariant=True)
         assert torch.equal(alone[0], whole[row])
     return whole
+
+
+def measured_plans() -> Tensor:
+    """Each plan shows in the result's last bits, for the rows that it names."""
+    mcg, mul1 = matrix(1024, 128, 64, 1), matrix(1024, 128, 64, 2)
+    x = torch.randn(9, 1024)
+
+    def at(plan: Plan | None, *matrices: Matrix, **options: bool) -> Tensor:
+        if emulated():
+            ops.set_plans([] if plan is None else [plan])
+        return linear(x, *matrices, **options)
+
+    rule = at(None, mcg)
+    whole = at(None, mcg, batch_invariant=True)
+    plan = Plan("9.0", 1024, 128, (9, 9), 16, 1)
+    split = replace(plan, splits=3, block_rows=32)
+    loose = replace(plan, unrounded=True)
+    results = [rule, at(plan, mcg), at(split, mcg), at(loose, mcg, exact=False)]
+    both = at(replace(loose, n=256), mcg, mul1, exact=False)
+    if emulated():
+        assert not torch.equal(rule, whole)
+        assert torch.equal(results[1], whole)
+        assert not torch.equal(results[2], rule) and not torch.equal(results[2], whole)
+        assert not torch.equal(results[3], whole)
+        # Those that a plan is not for, or cannot change.
+        for other in (
+            replace(plan, rows=(8, 8)),
+            replace(plan, rows=(10, 2048)),
+            replace(plan, k=2048),
+            replace(plan, n=256),
+            replace(plan, architecture="9.1"),
+        ):
+            assert torch.equal(at(other, mcg), rule)
+        assert torch.equal(at(loose, mcg), whole)  # exact
+        assert torch.equal(at(split, mcg, batch_invariant=True), whole)
+        assert torch.equal(both, torch.cat([whole, at(plan, mul1)], 1))
+        # What is asked about is what runs: 4 multiprocessors, as torch_device.cpp has.
+        of_mcg = [9, 1024, mcg.shards, 90, 4]
+        for wanted in (split, loose):
+            ops.set_plans([wanted])
+            cut = [wanted.block_rows, wanted.splits, wanted.unrounded]
+            assert ops.linear_plan(*of_mcg) == cut
+            assert ops.linear_plan(*of_mcg, exact=True) == [*cut[:2], False]
+        need = ops.linear_workspace(*of_mcg)
+        ops.set_plans([])
+        assert ops.linear_plan(*of_mcg) == [16, 2, 0]
+        assert need - ops.linear_workspace(*of_mcg) == 9 * 1024 * 2 - 2 * 16 * 128 * 4
+    return torch.cat([*results, both], 1)
+
+
+def emulated() -> bool:
+    """Whether the CPU's ops have been replaced; only then are there plans."""
+    return hasattr(torch.ops.exl3, "set_linear_plans")
 
 
 def shards_of_several_kinds() -> Tensor:
@@ -167,6 +223,7 @@ CASES: dict[str, Callable[[], Tensor]] = {
         rows_beyond_one_part,
         split_k,
         a_batch_of_one_or_many,
+        measured_plans,
         shards_of_several_kinds,
         narrow_strided_and_batched,
         no_rows,

@@ -29,7 +29,7 @@ struct Memory {
     void* start = storage.data();
     size_t space = storage.size();
     data = static_cast<char*>(std::align(kAlignment, bytes, start, space));
-    std::memset(data, 0, kCounterBytes);
+    std::memset(data, 0, kHeadBytes);
   }
   size_t bytes;
   std::vector<char> storage;
@@ -63,7 +63,7 @@ Device::Device(const torch::stable::Tensor& result) : current_(new Current) {
 
 Device::~Device() {
   for (const auto& [index, memory] : current_->workspaces) {
-    for (size_t i = 0; i < kCounterBytes; ++i) {
+    for (size_t i = kStatisticsBytes; i < kHeadBytes; ++i) {
       // A destructor must not throw, and a test must not go on.
       if (memory.data[i] != 0) std::abort();
     }
@@ -87,7 +87,7 @@ Stream Device::stream() const {
   return nullptr;
 }
 
-int Device::multiprocessors() const { return kMultiprocessors; }
+Gpu Device::gpu() const { return {90, kMultiprocessors}; }
 
 void* Device::workspace(const char*, int64_t index, size_t bytes) const {
   auto& all = current_->workspaces;
@@ -97,8 +97,8 @@ void* Device::workspace(const char*, int64_t index, size_t bytes) const {
     throw std::runtime_error("a later part of an op needs more than the first");
   }
   Memory& memory = all.try_emplace(index, bytes).first->second;
-  current_->add("counters", memory.data, kCounterBytes, emu::Access::kReadWrite);
-  current_->add("workspace", memory.data + kCounterBytes, bytes - kCounterBytes,
+  current_->add("head", memory.data, kHeadBytes, emu::Access::kReadWrite);
+  current_->add("workspace", memory.data + kHeadBytes, bytes - kHeadBytes,
                 emu::Access::kUninitialized);
   return memory.data;
 }

@@ -35,7 +35,9 @@ def load() -> None:
     torch warns once that the ops are registered anew.
     """
     kernels = _kernels()
-    sources = [_TORCH / "arguments.cpp", _TORCH / "cuda_ops.cpp"]
+    sources = [
+        _TORCH / f"{name}.cpp" for name in ("arguments", "cuda_ops", "cuda_plans")
+    ]
     sources.append(_HERE / "torch_device.cpp")
     inputs = [*sources, kernels, *_TORCH.glob("*.h"), *(CSRC / "exl3").rglob("*.h")]
     newest = max(path.stat().st_mtime for path in inputs)

@@ -17,6 +17,7 @@ from vllm.config import VllmConfig
 from vllm.model_executor.layers.fused_moe.runner.shared_experts import SharedExperts
 from vllm.model_executor.layers.quantization.exl3.experts import Exl3ExpertsMethod
 from vllm.model_executor.layers.quantization.exl3.linear import Exl3LinearMethod
+from vllm.refusal import RefusedOptionError
 
 #: Workspaces of the target; a draft's are the two after them.
 _LAYERS, _SHARED_EXPERTS = 0, 1
@@ -32,6 +33,10 @@ def reserve_workspaces(model: nn.Module, config: VllmConfig, draft: bool) -> Non
         model: With its layers built.
         config: The engine's.
         draft: Whether this is a draft model.
+
+    Raises:
+        RefusedOptionError: Two halves of a batch would work in one workspace at once.
+        PlanError: The file of measured plans cannot be used.
     """
     beside = {
         layer
@@ -64,6 +69,12 @@ def reserve_workspaces(model: nn.Module, config: VllmConfig, draft: bool) -> Non
             )
         else:
             continue
+        if device.type == "cuda" and config.parallel_config.use_ubatching:
+            raise RefusedOptionError(
+                "--enable-dbo and --ubatch-size: not supported for EXL3 on CUDA, whose "
+                "layers would work in one workspace for two batches at once; leave "
+                "them out"
+            )
         index = _SHARED_EXPERTS if layer in beside else _LAYERS
         method.workspace = index + (_OF_DRAFT if draft else 0)
         workspace.reserve(device, size, method.workspace)
