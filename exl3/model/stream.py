@@ -77,9 +77,9 @@ class StreamedModel:
         """Embeddings `[B, T, H]` of token ids `[B, T]`."""
         return self.tensors.floating("model.embed_tokens.weight")[tokens].float()
 
-    def layers(self) -> Iterator[StreamedLayer]:
-        """Every decoder layer in order. The next one takes its place in memory."""
-        for index in range(self.num_layers):
+    def layers(self, first: int = 0) -> Iterator[StreamedLayer]:
+        """Every decoder layer from `first` on. The next takes its place in memory."""
+        for index in range(first, self.num_layers):
             layer = StreamedLayer(
                 self._skeleton, self.tensors, index, self.widths.get(index, 0)
             )
