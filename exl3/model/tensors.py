@@ -10,10 +10,11 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from exl3 import ops
 from exl3.checkpoint.modules import Fields
 from exl3.checkpoint.plan import Checkpoint, read_config, read_with_modules
-from exl3.codec import decode_weight, expand_signs
-from exl3.format.constants import Codebook
+from exl3.codec import expand_signs
+from exl3.format.constants import TILE, Codebook
 from exl3.format.errors import TensorError, UnsupportedFormatError
 from exl3.format.names import PROJECTION_OF, PROJECTIONS, SHARED_H, parse_name
 
@@ -177,7 +178,11 @@ class TensorSource:
             return self.read(f"{shared}.{field}")
 
         suh, svh = scales("suh", "su"), scales("svh", "sv")
-        return decode_weight(self.read(f"{module}.trellis"), suh, svh, codebook).T
+        trellis = self.read(f"{module}.trellis")
+        rows, columns, words = trellis.shape
+        strips = trellis.transpose(0, 1).flatten()
+        k, n = rows * TILE, columns * TILE
+        return ops.dequant(strips, suh, svh, k, n, words, int(codebook)).T
 
 
 def _cut(stored: Tensor, shape: Sequence[int], name: str) -> Tensor:
