@@ -21,6 +21,7 @@ from torch import Tensor
 from exl3.checkpoint.expert_widths import resolve_widths
 from exl3.checkpoint.layers import LayerPlan
 from exl3.checkpoint.plan import Checkpoint, read_config, read_with_modules, text_config
+from exl3.format.errors import TensorError
 from exl3.model.layer import DraftLayer, Head, StreamedLayer
 from exl3.model.skeleton import Skeleton
 from exl3.model.tensors import TensorSource
@@ -74,8 +75,19 @@ class StreamedModel:
         return cls(config, checkpoint, TensorSource(folder, checkpoint, modules))
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Embeddings `[B, T, H]` of token ids `[B, T]`."""
-        return self.tensors.floating("model.embed_tokens.weight")[tokens].float()
+        """Embeddings `[B, T, H]` of token ids `[B, T]`.
+
+        Raises:
+            TensorError: The table has no row for a token.
+        """
+        name = "model.embed_tokens.weight"
+        table = self.tensors.floating(name)
+        if tokens.numel() and int(tokens.max()) >= len(table):
+            raise TensorError(
+                f"{name}: has {len(table)} rows, and the tokenizer gives token "
+                f"{int(tokens.max())}; use the tokenizer that belongs to the model"
+            )
+        return table[tokens].float()
 
     def layers(self, first: int = 0) -> Iterator[StreamedLayer]:
         """Every decoder layer from `first` on. The next takes its place in memory."""
