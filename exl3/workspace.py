@@ -33,7 +33,7 @@ def linear_bytes(rows: int, k: int, shards: Sequence[int], device: torch.device)
         shards: As the op takes them.
         device: Where it runs.
     """
-    if device.type != "cuda":
+    if not _is_needed(device):
         return 0
     return ops.linear_workspace(rows, k, shards, _multiprocessors(device))
 
@@ -58,7 +58,7 @@ def moe_bytes(
         slices: As the op takes them.
         device: Where it runs.
     """
-    if device.type != "cuda":
+    if not _is_needed(device):
         return 0
     return ops.moe_workspace(
         tokens,
@@ -79,15 +79,19 @@ def reserve(device: torch.device, size: int, index: int = 0) -> None:
         size: In bytes.
         index: Which one, 0 to 7.
     """
-    if device.type != "cuda":
+    if not _is_needed(device):
         return
-    if device.index is None:
+    if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
     current = _reserved.get((device, index))
     if current is None or current.numel() < size:
         replacement = torch.empty(size, dtype=torch.uint8, device=device)
         ops.set_workspace(replacement, index)
         _reserved[device, index] = replacement
+
+
+def _is_needed(device: torch.device) -> bool:
+    return device.type == "cuda"
 
 
 def _multiprocessors(device: torch.device) -> int:

@@ -26,7 +26,7 @@ using torch::stable::Tensor;
 
 // All ops find their counters at the workspace's start.
 static_assert(kCounterBytes == kMoeCounterBytes);
-constexpr size_t kWorkspaceAlignment = 256;
+constexpr size_t kWorkspaceAlignment = 16;  // of the kernels' widest accesses
 
 struct Registry {
   std::mutex mutex;
@@ -151,7 +151,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(exl3, m) {
       "bool batch_invariant) -> int[]");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(exl3, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(exl3, EXL3_OPS_DEVICE, m) {
   m.impl("set_workspace", TORCH_BOX(&set_workspace));
 }
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from benchmarks.device.correctness import relative_error, run_moe
+from benchmarks.device.correctness import relative_error
 from benchmarks.device.layers import (
     Experts,
     Matrix,
@@ -24,6 +24,7 @@ from benchmarks.device.layers import (
     random_scales,
 )
 from exl3 import ops
+from exl3 import workspace as workspaces
 
 CPU = torch.device("cpu")
 
@@ -38,17 +39,21 @@ def linear(
 ) -> Tensor:
     """The op on matrices side by side; columns are (skip, keep) of each."""
     columns = columns or [(0, matrix.n) for matrix in matrices]
+    shards = [
+        number
+        for m, (skip, keep) in zip(matrices, columns)
+        for number in (m.n, skip, keep, m.words, m.codebook)
+    ]
+    rows = x.numel() // x.shape[-1]
+    need = workspaces.linear_bytes(rows, matrices[0].k, shards, CPU)
+    workspaces.reserve(CPU, need, workspace)
     return ops.linear(
         x,
         torch.cat([matrix.trellis for matrix in matrices]),
         torch.cat([matrix.suh for matrix in matrices]),
         torch.cat([matrix.svh for matrix in matrices]),
         bias,
-        [
-            number
-            for m, (skip, keep) in zip(matrices, columns)
-            for number in (m.n, skip, keep, m.words, m.codebook)
-        ],
+        shards,
         exact=True,
         batch_invariant=batch_invariant,
         workspace=workspace,
@@ -117,6 +122,12 @@ def moe(
     limit: float = math.inf,
 ) -> Tensor:
     weights = torch.rand(ids.shape)
+    virtual_experts, intermediate = layer.suh2.shape
+    hidden = layer.suh13.shape[-1]
+    need = workspaces.moe_bytes(
+        len(x), ids.shape[1], hidden, intermediate, virtual_experts, slices, CPU
+    )
+    workspaces.reserve(CPU, need)
     return ops.moe(
         x,
         ids,
@@ -137,7 +148,7 @@ def moe(
 
 def experts_of_several_bits() -> Tensor:
     ids = torch.stack([torch.randperm(5)[:2] for _ in range(9)])
-    return run_moe(experts(5), torch.randn(9, 256), ids, torch.rand(9, 2))
+    return moe(experts(5), torch.randn(9, 256), ids)
 
 
 def slices_and_a_limit() -> Tensor:
