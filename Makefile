@@ -68,11 +68,19 @@ $(LINT)/.built: requirements/lint.txt
 	@$(LINT)/bin/pip install -qq -r $<
 	@touch $@
 
+# nvcc looks for its libraries in a folder that its packages call otherwise.
+build/nvcc/.built: requirements/nvcc.txt
+	@$(call preflight,--python-only); \
+	 "$$python" -m venv --clear build/nvcc
+	@build/nvcc/bin/pip install -qq -r $<
+	@cd build/nvcc/lib/python3*/site-packages/nvidia/cu13 && ln -s lib lib64
+	@touch $@
+
 FORCE:
 
 # --- Commands ---------------------------------------------------------------------
 
-.PHONY: help install serve test test-slow lint format hooks compose wheel drift \
+.PHONY: help install serve test test-slow lint format hooks compose wheel nvcc drift \
   upstream-tests clean
 
 help: ## List these commands
@@ -85,7 +93,7 @@ serve: .venv/.built ## Serve the demo model on 127.0.0.1 (PORT=8000, MODEL=folde
 	@exec $(BIN)/python -m tools.serve_demo --model $(MODEL) --port $(PORT)
 
 test: .venv/.built ## Run the tests, less the slow ones (ARGS="tests/fork -x")
-	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow" $(ARGS)
 
 test-slow: .venv/.built ## Run the slow tests: engines, wheels, tensor parallel
 	@$(BIN)/python -m pytest -m slow $(ARGS)
@@ -108,6 +116,10 @@ compose: .venv/.built ## Write the composed tree to build/composed, to look at
 wheel: .venv/.built ## Build a wheel of the fork into dist/
 	@$(BIN)/pip wheel -qq --no-build-isolation --no-deps --wheel-dir dist .
 	@ls dist/*.whl
+
+nvcc: build/nvcc/.built ## Fetch nvcc as packages, if you have no CUDA toolkit
+	@for nvcc in $(CURDIR)/build/nvcc/lib/python3*/site-packages/nvidia/cu13/bin/nvcc; do \
+	   echo "export CUDACXX=$$nvcc"; done
 
 drift: $(LINT)/.built ## Compare upstream with another release (AGAINST=0.33.0)
 	@$(LINT)/bin/python -m tools.fork.drift --against $(AGAINST)

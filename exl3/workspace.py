@@ -42,7 +42,7 @@ def linear_bytes(rows: int, k: int, shards: Sequence[int], device: torch.device)
     Raises:
         PlanError: The file that EXL3_CUDA_PLANS names cannot be used.
     """
-    if device.type != "cuda":
+    if not _is_needed(device):
         return 0
     _use_measured_plans()
     return ops.linear_workspace(rows, k, shards, *gpu(device))
@@ -68,7 +68,7 @@ def moe_bytes(
         slices: As the op takes them.
         device: Where it runs.
     """
-    if device.type != "cuda":
+    if not _is_needed(device):
         return 0
     return ops.moe_workspace(
         tokens,
@@ -89,7 +89,7 @@ def reserve(device: torch.device, size: int, index: int = 0) -> None:
         size: In bytes.
         index: Which one, 0 to 7.
     """
-    if device.type != "cuda":
+    if not _is_needed(device):
         return
     device = _with_index(device)
     current = _reserved.get((device, index))
@@ -128,6 +128,10 @@ def _use_measured_plans() -> None:
     """Before the first need is known, since it depends on plans."""
     if path := os.environ.get(plans.VARIABLE):
         ops.set_plans(plans.read(Path(path)))
+
+
+def _is_needed(device: torch.device) -> bool:
+    return device.type == "cuda"
 
 
 def _with_index(device: torch.device) -> torch.device:

@@ -14,6 +14,7 @@ from typing import Any
 from exl3.checkpoint.experts import ExpertLayer
 from exl3.checkpoint.matrix import Matrix
 from exl3.checkpoint.metadata import Metadata
+from exl3.checkpoint.problems import Problems
 from exl3.format.constants import HADAMARD, Codebook, padded
 from exl3.format.errors import MetadataError, TensorError
 from exl3.format.names import layer_of, parse_name
@@ -26,6 +27,7 @@ def check_agreement(
     linears: Mapping[str, Matrix],
     experts: Mapping[str, ExpertLayer],
     dense_experts: Collection[str],
+    problems: Problems | None = None,
 ) -> list[str]:
     """Compares metadata, config and tensors.
 
@@ -35,6 +37,7 @@ def check_agreement(
         linears: EXL3 modules.
         experts: Layers whose routed experts are EXL3.
         dense_experts: Layers whose routed experts are not.
+        problems: Takes note of each layer's, if there is more than one.
 
     Returns:
         Warnings.
@@ -42,37 +45,51 @@ def check_agreement(
     Raises:
         CheckpointError: They contradict each other.
     """
+    problems = problems or Problems()
     num_layers = decoder_layers(text)
-    warnings = []
+    warnings: list[str] = []
     for name, layer in experts.items():
-        index = layer_of(name, num_layers)
-        if index is None:
-            raise TensorError(
-                f"{name}: the name has no layer index; expected one like layers.3"
-            )
-        if layer.sliced:
-            warnings += _check_sliced(name, layer, index, num_layers, metadata)
-        elif metadata.tail is not None and index in metadata.tail.layers:
-            warnings += _disagree(
-                f"{name}: is stored whole, but {TAIL}.moe_layers counts layer {index} "
-                "as rank-sliced",
-                index >= num_layers,
-            )
-        _check_sizes(name, layer, text)
-    if metadata.tail is not None:
-        for name in dense_experts:
-            index = layer_of(name, num_layers)
-            if index is not None and index in metadata.tail.layers:
-                warnings += _disagree(
-                    f"{name}: is dense, but {TAIL}.moe_layers counts layer {index} as "
-                    "rank-sliced",
-                    index >= num_layers,
-                )
-    _check_head(linears, text)
+        with problems.noted():
+            warnings += _check_layer(name, layer, num_layers, metadata)
+            _check_sizes(name, layer, text)
+    for name in dense_experts:
+        with problems.noted():
+            warnings += _check_dense(name, num_layers, metadata)
+    with problems.noted():
+        _check_head(linears, text)
     warnings += _codebook_warnings(metadata, linears, experts)
     warnings += _storage_warnings(metadata, linears, experts)
     warnings += _ignore_warnings(metadata, linears, experts)
     return warnings
+
+
+def _check_layer(
+    name: str, layer: ExpertLayer, num_layers: int, metadata: Metadata
+) -> list[str]:
+    index = layer_of(name, num_layers)
+    if index is None:
+        raise TensorError(
+            f"{name}: the name has no layer index; expected one like layers.3"
+        )
+    if layer.sliced:
+        return _check_sliced(name, layer, index, num_layers, metadata)
+    if metadata.tail is None or index not in metadata.tail.layers:
+        return []
+    return _disagree(
+        f"{name}: is stored whole, but {TAIL}.moe_layers counts layer {index} as "
+        "rank-sliced",
+        index >= num_layers,
+    )
+
+
+def _check_dense(name: str, num_layers: int, metadata: Metadata) -> list[str]:
+    index = layer_of(name, num_layers)
+    if metadata.tail is None or index is None or index not in metadata.tail.layers:
+        return []
+    return _disagree(
+        f"{name}: is dense, but {TAIL}.moe_layers counts layer {index} as rank-sliced",
+        index >= num_layers,
+    )
 
 
 def decoder_layers(text: Mapping[str, Any]) -> int:

@@ -17,7 +17,8 @@ from itertools import count
 from reprlib import repr as brief  # a hostile value must not fill the log
 from typing import Any
 
-from exl3.checkpoint.layers import LayerPlan, count_field
+from exl3.checkpoint.layers import LayerPlan
+from exl3.checkpoint.routing import Routing
 from exl3.checkpoint.stored_widths import StoredWidths
 from exl3.format.errors import CheckpointError
 from exl3.format.tail import TAIL
@@ -99,9 +100,8 @@ def resolve_widths(
             widths[layer] = held
         elif says is not None:
             widths[layer] = says
-    # GLM-4's configs name no method, and its routers have a bias all the same.
-    biased = config.get("topk_method") == "noaux_tc" or bool(stored.biases)
-    _check_routing(config, plan, widths, field, biased)
+    routing = Routing.from_config(config, biased=bool(stored.biases))
+    _check_routing(routing, plan, widths, field)
     if field is None and len({width for width in widths if width}) <= 1:
         return None
     return tuple(widths)
@@ -293,26 +293,10 @@ def _correction(
 
 
 def _check_routing(
-    config: Mapping[str, Any],
-    plan: LayerPlan,
-    widths: list[int],
-    field: str | None,
-    biased: bool,
+    routing: Routing, plan: LayerPlan, widths: list[int], field: str | None
 ) -> None:
-    """Every width must leave the router its choice of experts.
-
-    Grouped routing picks `topk_group` of `n_group` groups, by the sum of each
-    group's two best scores where a correction bias is used, and the experts from
-    these (DeepSeek-V3 report, section 2.1.2).
-    """
-    top_k = count_field(config, "num_experts_per_tok", 1)
-    groups = count_field(config, "n_group", 1)
-    kept = count_field(config, "topk_group", groups)
-    if kept > groups:
-        raise CheckpointError(
-            f"config.json: topk_group {kept} is more than n_group {groups}; a router "
-            "cannot choose more groups than there are"
-        )
+    """Every width must leave the router its choice of experts."""
+    top_k, groups = routing.top_k, routing.groups
     for layer in (*plan.moe_layers, *plan.drafts):
         width = widths[layer]
         if width == 0 and field is None:
@@ -323,20 +307,16 @@ def _check_routing(
                 f"{where}, fewer than num_experts_per_tok {top_k}; keep at least "
                 f"{top_k} in every layer"
             )
-        if groups == 1:
-            continue
         if width % groups:
             raise CheckpointError(
                 f"{where}, which n_group {groups} does not divide; prune to a multiple "
                 f"of {groups}, or set n_group and topk_group to 1"
             )
-        size = width // groups
-        if (biased and size < 2) or kept * size < top_k:
-            needed = max(2 if biased else 1, -(-top_k // kept)) * groups
+        if width < routing.least_width:
             raise CheckpointError(
-                f"{where} in {groups} groups of {size}, too few to choose {kept} "
-                f"groups and {top_k} experts from them; keep at least {needed}, or "
-                "set n_group and topk_group to 1"
+                f"{where} in {groups} groups of {width // groups}, too few to choose "
+                f"{routing.top_groups} groups and {top_k} experts from them; keep at "
+                f"least {routing.least_width}, or set n_group and topk_group to 1"
             )
 
 

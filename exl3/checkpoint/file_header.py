@@ -9,7 +9,7 @@ checkpoint is untrusted, so all sizes are bounded before anything is done with t
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from reprlib import repr as brief  # a hostile value must not fill the log
 from typing import Any, NamedTuple
@@ -63,7 +63,7 @@ class TensorHeader(NamedTuple):
         return math.prod(self.shape) * DTYPE_BITS.get(self.dtype, 0) // 8
 
 
-def read_header(file: Path) -> Iterator[TensorHeader]:
+def read_header(file: Path) -> list[TensorHeader]:
     """The tensors that one safetensors file says it holds.
 
     Raises:
@@ -76,8 +76,8 @@ def read_header(file: Path) -> Iterator[TensorHeader]:
     known: dict[Any, tuple[str, tuple[int, ...], int | None]] = {}
     spans = []
     headers = []
+    check_names(header, where)
     for name, entry in header.items():
-        check_name(name, where)
         try:
             dtype, shape = entry["dtype"], tuple(entry["shape"])
             begin, end = entry["data_offsets"]
@@ -98,16 +98,26 @@ def read_header(file: Path) -> Iterator[TensorHeader]:
         spans.append((begin, end, name))
         headers.append(TensorHeader(name, dtype, shape, where))
     _check_spans(where, spans, num_bytes)
-    return iter(headers)
+    return headers
 
 
-def check_name(name: str, where: str) -> None:
-    """Refuses a tensor's name that cannot stand in a line of text."""
-    if len(name) > MAX_NAME_LENGTH or not name.isprintable():
-        raise FileError(
-            f"{where}: has a tensor with the name {brief(name)}; expected at most "
-            f"{MAX_NAME_LENGTH} printable characters"
-        )
+def check_names(names: Collection[str], where: str) -> None:
+    """Refuses tensors' names that cannot stand in a line of text.
+
+    Args:
+        names: Perhaps a million, so they are first looked at all at once.
+        where: The file that has them, for the refusal.
+    """
+    if len(max(names, key=len, default="")) <= MAX_NAME_LENGTH and (
+        "".join(names).isprintable()
+    ):
+        return
+    for name in names:
+        if len(name) > MAX_NAME_LENGTH or not name.isprintable():
+            raise FileError(
+                f"{where}: has a tensor with the name {brief(name)}; expected at most "
+                f"{MAX_NAME_LENGTH} printable characters"
+            )
 
 
 def _header_json(file: Path) -> tuple[dict[str, Any], int]:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from reprlib import repr as brief  # a hostile value must not fill the log
 
-from exl3.checkpoint.file_header import TensorHeader, check_name, read_header
+from exl3.checkpoint.file_header import TensorHeader, check_names, read_header
 from exl3.checkpoint.json_files import is_file, read_json
+from exl3.checkpoint.problems import Problems
 from exl3.format.errors import FileError
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -31,12 +32,21 @@ class Listing:
     duplicates: tuple[tuple[TensorHeader, str], ...] = ()  # and the other file
     stray_files: tuple[str, ...] = ()  # safetensors files that the index leaves out
 
-    def check(self) -> None:
+    def check(self, problems: Problems | None = None) -> None:
         """Refuses a checkpoint whose index and files do not belong together.
+
+        Args:
+            problems: Takes note, if there is more than one.
 
         Raises:
             FileError: A tensor is missing or doubled, or a file is left out.
         """
+        problems = problems or Problems()
+        for check in self._check_missing, self._check_duplicates, self._check_stray:
+            with problems.noted():
+                check()
+
+    def _check_missing(self) -> None:
         if self.missing:
             file = self.missing[0][1]
             names = [name for name, where in self.missing if where == file]
@@ -44,12 +54,16 @@ class Listing:
                 f"{file}: lacks {len(names)} tensors that {INDEX_FILE} places there: "
                 f"{_some(names)}; fetch the file again, or rebuild the index"
             )
+
+    def _check_duplicates(self) -> None:
         if self.duplicates:
             header, other = self.duplicates[0]
             raise FileError(
                 f"{header.file}: {header.name} is stored in {other} too, as are "
                 f"{len(self.duplicates) - 1} more; remove the wrong file"
             )
+
+    def _check_stray(self) -> None:
         if self.stray_files:
             raise FileError(
                 f"{INDEX_FILE}: does not list {_some(self.stray_files)}, which lies in "
@@ -85,11 +99,12 @@ def read_folder(folder: Path) -> tuple[TensorHeader, ...]:
     return list_folder(folder).headers
 
 
-def list_folder(folder: Path) -> Listing:
+def list_folder(folder: Path, problems: Problems | None = None) -> Listing:
     """Reads the index and every header of a checkpoint.
 
     Args:
         folder: The checkpoint's folder.
+        problems: Takes note of damaged files, if there is more than one.
 
     Returns:
         Its tensors; none if the folder holds no safetensors files.
@@ -97,6 +112,7 @@ def list_folder(folder: Path) -> Listing:
     Raises:
         FileError: A file is missing, damaged or outside the folder.
     """
+    problems = problems or Problems()
     present = sorted(path.name for path in folder.glob("*.safetensors"))
     index = folder / INDEX_FILE
     listed = _weight_map(index) if index.is_file() else None
@@ -110,21 +126,24 @@ def list_folder(folder: Path) -> Listing:
     duplicates: list[tuple[TensorHeader, str]] = []
     seen: dict[str, str] = {}  # without an index: the file of each tensor
     for file in files:
-        for header in read_header(folder / file):
-            headers.append(header)
-            if listed is None:
-                first = seen.setdefault(header.name, file)
-                if first != file:
-                    duplicates.append((header, first))
-            elif listed.get(header.name) == file:
-                del listed[header.name]
-            else:
-                unlisted.append(header)
+        with problems.noted():
+            of_file = read_header(folder / file)
+            headers += of_file
+            for header in of_file:
+                if listed is None:
+                    first = seen.setdefault(header.name, file)
+                    if first != file:
+                        duplicates.append((header, first))
+                elif listed.get(header.name) == file:
+                    del listed[header.name]
+                else:
+                    unlisted.append(header)
         if len(headers) > MAX_TENSORS:
             raise FileError(
                 f"{folder}: holds more than {MAX_TENSORS} tensors, the most that are "
                 "read"
             )
+    problems.stop()  # the tensors of a damaged file would be missing, too
     return Listing(
         headers=tuple(headers),
         missing=tuple((listed or {}).items()),
@@ -166,13 +185,12 @@ def _weight_map(index: Path) -> dict[str, str]:
             f"{INDEX_FILE}: has no weight_map from tensor to file; fetch it again, or "
             "rebuild the index"
         )
+    check_names(weight_map, INDEX_FILE)
     for file in weight_map.values():
         if not isinstance(file, str):
             raise _outside(file)
-    for name, file in weight_map.items():
-        check_name(name, INDEX_FILE)
-        weight_map[name] = sys.intern(file)  # a million names share a few files
-    return weight_map
+    # A million names share a few files.
+    return dict(zip(weight_map, map(sys.intern, weight_map.values()), strict=True))
 
 
 def _check_files(folder: Path, files: list[str]) -> None:

@@ -31,7 +31,7 @@ _FOREIGN_FIELDS = {
 #: What a dense weight may be stored as.
 _DENSE_DTYPES = frozenset({"BF16", "F16", "F32", "F64"})
 #: Projections that are computed as one module, and so are stored in one way.
-_FUSED = (
+FUSED = (
     ("q_proj", "k_proj", "v_proj"),
     ("gate_proj", "up_proj"),
     ("q_a_proj", "kv_a_proj_with_mqa"),
@@ -62,11 +62,7 @@ def group_by_module(headers: Iterable[TensorHeader]) -> dict[str, Fields]:
 
 
 def sort_modules(grouped: Mapping[str, Fields]) -> Modules:
-    """Tells routed experts from other modules, and EXL3 from dense ones.
-
-    Raises:
-        CheckpointError: A module is EXL3 and has a name that no model has.
-    """
+    """Tells routed experts from other modules, and EXL3 from dense ones."""
     modules = Modules()
     layers: dict[str, list[Slice]] = {}
     for module, fields in grouped.items():
@@ -75,7 +71,6 @@ def sort_modules(grouped: Mapping[str, Fields]) -> Modules:
             part = Slice(match["expert"], match["projection"], match["rank"], fields)
             layers.setdefault(match["experts"], []).append(part)
         elif is_exl3(fields):
-            _check_name(module, fields, match is not None and match["rank"] is not None)
             modules.linears[module] = fields
         else:
             modules.dense[module] = fields
@@ -88,12 +83,14 @@ def sort_modules(grouped: Mapping[str, Fields]) -> Modules:
 
 
 def check_modules(modules: Modules) -> None:
-    """Refuses modules that cannot stand beside EXL3 ones.
+    """Refuses modules that no model has, or that cannot stand beside EXL3 ones.
 
     Raises:
-        CheckpointError: A module is quantized in another way, or part of a fused module
-            is EXL3 and part of it is not.
+        CheckpointError: A module is EXL3 and has a name that no model has, a module is
+            quantized in another way, or part of a fused module is EXL3 and part is not.
     """
+    for module, fields in modules.linears.items():
+        _check_name(module, fields)
     for fields in (*modules.linears.values(), *modules.dense.values()):
         _check_foreign(fields)
     for layers in (modules.experts, modules.dense_experts):
@@ -102,7 +99,7 @@ def check_modules(modules: Modules) -> None:
                 _check_foreign(part.fields)
     for module, fields in modules.dense.items():
         parent, _, name = module.rpartition(".")
-        for group in _FUSED:
+        for group in FUSED:
             if name not in group or "weight" not in fields:
                 continue
             for sibling in group:
@@ -131,9 +128,10 @@ def _check_foreign(fields: Mapping[str, TensorHeader]) -> None:
     )
 
 
-def _check_name(module: str, fields: Fields, has_rank: bool) -> None:
+def _check_name(module: str, fields: Fields) -> None:
     """An EXL3 module that is not a routed expert's must not look like one."""
     name = next(iter(fields.values())).name
+    match = parse_name(name)
     if "r7_shared" in module:
         raise UnsupportedFormatError(
             f"{name}: r7_shared marks a format that resembles EXL3 and is not "
@@ -144,7 +142,7 @@ def _check_name(module: str, fields: Fields, has_rank: bool) -> None:
             f"{name}: routed experts are stored one by one, each with the projections "
             f"{', '.join(PROJECTION_OF)}; convert the layer again"
         )
-    if has_rank:
+    if match is not None and match["rank"] is not None:
         raise UnsupportedFormatError(
             f"{name}: only routed experts are stored in slices of ranks; store the "
             "whole matrix"

@@ -26,6 +26,7 @@ from exl3.checkpoint.modules import (
     group_by_module,
     sort_modules,
 )
+from exl3.checkpoint.problems import Problems
 from exl3.checkpoint.stored_widths import StoredWidths, widths_of_modules
 from exl3.format.errors import FileError, MetadataError
 from exl3.format.names import STACKS, layer_of, parse_name
@@ -36,10 +37,12 @@ __all__ = [
     "Encoding",
     "ExpertLayer",
     "Matrix",
+    "Survey",
     "read_checkpoint",
     "read_config",
     "read_plan",
     "read_with_modules",
+    "survey",
 ]
 
 
@@ -106,18 +109,46 @@ def read_with_modules(
     folder: Path, config: Mapping[str, Any]
 ) -> tuple[Checkpoint, Mapping[str, Fields]]:
     """The same, with every tensor by its module: 250 MB of a million tensors."""
+    found = survey(folder, config, Problems())
+    return found.checkpoint, found.tensors
+
+
+@dataclass(frozen=True)
+class Survey:
+    """All that the headers say. It is large: a server keeps only `checkpoint`."""
+
+    checkpoint: Checkpoint
+    tensors: Mapping[str, Fields]  # every one, by its module
+    modules: Modules
+
+
+def survey(folder: Path, config: Mapping[str, Any], problems: Problems) -> Survey:
+    """Reads how a checkpoint is stored.
+
+    Args:
+        folder: The checkpoint's folder.
+        config: Its `config.json`, as a plain dictionary.
+        problems: Takes note of what is wrong, or stops at the first.
+
+    Raises:
+        CheckpointError: The checkpoint contradicts itself or cannot be served.
+    """
     with _no_collection():
-        return _read(folder, read_metadata(folder, config), text_config(config))
+        metadata = Metadata()
+        with problems.noted():
+            metadata = read_metadata(folder, config)
+        return _read(folder, metadata, text_config(config), problems)
 
 
 def _read(
-    folder: Path, metadata: Metadata, text: Mapping[str, Any]
-) -> tuple[Checkpoint, Mapping[str, Fields]]:
-    listing = list_folder(folder)
+    folder: Path, metadata: Metadata, text: Mapping[str, Any], problems: Problems
+) -> Survey:
+    listing = list_folder(folder, problems)
     grouped = group_by_module(listing.headers)
     is_exl3 = any("trellis" in fields for fields in grouped.values())
     if is_exl3 or metadata.declared:
-        listing.check()
+        listing.check(problems)
+    problems.stop()
     num_layers = decoder_layers(text)
     # A draft in a folder of its own may be dense under the config of an EXL3 trunk.
     if metadata.declared and not is_exl3 and not _is_draft(grouped, num_layers):
@@ -126,12 +157,15 @@ def _read(
             f"{len(listing.headers)} tensors is a trellis; fetch the missing files, or "
             "remove quantization_config and hybrid_tr3_tail"
         )
-    plan = CheckpointPlan()
+    plan, modules = CheckpointPlan(), sort_modules(grouped)
     if is_exl3:
-        add_files(metadata, folder)
-        plan = _plan(grouped, metadata, text)
-        listing.check_unlisted(plan.is_superseded)
-    return Checkpoint(plan, widths_of_modules(grouped, num_layers)), grouped
+        with problems.noted():
+            add_files(metadata, folder)
+        plan = _plan(modules, metadata, text, problems)
+        with problems.noted():
+            listing.check_unlisted(plan.is_superseded)
+    checkpoint = Checkpoint(plan, widths_of_modules(grouped, num_layers))
+    return Survey(checkpoint, grouped, modules)
 
 
 def _is_draft(grouped: Mapping[str, Fields], num_layers: int) -> bool:
@@ -178,22 +212,25 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _plan(
-    grouped: Mapping[str, Fields], metadata: Metadata, text: Mapping[str, Any]
+    modules: Modules,
+    metadata: Metadata,
+    text: Mapping[str, Any],
+    problems: Problems,
 ) -> CheckpointPlan:
-    modules = sort_modules(grouped)
-    check_modules(modules)
+    with problems.noted():
+        check_modules(modules)
     reader = MatrixReader()
-    linears = {
-        module: reader.read(module, fields)
-        for module, fields in modules.linears.items()
-    }
-    experts = {
-        name: read_expert_layer(name, slices, reader)
-        for name, slices in modules.experts.items()
-    }
+    linears: dict[str, Matrix] = {}
+    for module, fields in modules.linears.items():
+        with problems.noted():
+            linears[module] = reader.read(module, fields)
+    experts: dict[str, ExpertLayer] = {}
+    for name, slices in modules.experts.items():
+        with problems.noted():
+            experts[name] = read_expert_layer(name, slices, reader)
     warnings = [*metadata.warnings, *_superseded(modules)]
     warnings += check_agreement(
-        metadata, text, linears, experts, modules.dense_experts.keys()
+        metadata, text, linears, experts, modules.dense_experts.keys(), problems
     )
     return CheckpointPlan(linears, experts, tuple(warnings))
 

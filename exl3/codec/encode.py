@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
 """From the weight of a linear layer to the tensors of its EXL3 form."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -24,8 +24,14 @@ from exl3.format.constants import (
     padded,
 )
 
-#: Called with the rows that are encoded, and with all rows.
-Progress = Callable[[int, int], None]
+#: Called with the number of stored weights encoded since the last call.
+Progress = Callable[[int], None]
+Encoded = tuple[Tensor, Tensor]
+#: Applies a function to each of several strips: `map`, or that of a pool of threads.
+Run = Callable[[Callable[[Tensor], Encoded], Iterable[Tensor]], Iterable[Encoded]]
+#: Columns that are encoded together. Those of other strips make no difference to them,
+#: so strips may run side by side; and as the width is fixed, so are the bits.
+STRIP = HADAMARD
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,7 @@ def quantize_linear(
     seed: int = 0,
     name: str = "weight",
     progress: Progress | None = None,
+    run: Run = map,
 ) -> QuantizedLinear:
     """Encodes one weight matrix.
 
@@ -87,7 +94,8 @@ def quantize_linear(
             it, or where it is all zeros or not finite, all weights count alike.
         seed: Decides the random signs.
         name: What the weight is called in messages.
-        progress: Called now and then.
+        progress: Called now and then, by whichever thread encodes.
+        run: Encodes the strips of the matrix.
 
     Raises:
         ValueError: The rate does not exist, the weight is not a matrix of finite
@@ -114,20 +122,18 @@ def quantize_linear(
     factor = None if hessian is None else feedback_factor(hessian, parts.su)
     scale = search_scale(parts.inner, words, codebook, feedback=factor is not None)
     inner = parts.inner * scale
-    done = 0
 
-    def advance(rows: int) -> None:
-        nonlocal done
-        done += rows
+    def advance(weights: int) -> None:
         if progress is not None:
-            progress(done, len(weight))
+            progress(weights)
 
-    if factor is None:
-        trellis, quantized = _quantize(inner, words, codebook, advance)
-    else:
-        trellis, quantized = quantize_with_feedback(
-            inner, factor, words, codebook, advance
-        )
+    def encode(strip: Tensor) -> Encoded:
+        if factor is None:
+            return _quantize(strip, words, codebook, advance)
+        return quantize_with_feedback(strip, factor, words, codebook, advance)
+
+    packed, values = zip(*run(encode, inner.split(STRIP, 1)))
+    trellis, quantized = torch.cat(packed, 1), torch.cat(values, 1)
     suh, svh = _stored_scales(name, parts.su / scale, parts.sv)
     error = weight - effective_weight(quantized, suh, svh)
     return QuantizedLinear(
@@ -170,7 +176,7 @@ def _quantize(
     parts = []
     for rows in inner.split(HADAMARD):
         parts.append(quantize_matrix(rows, words, codebook))
-        progress(len(rows))
+        progress(rows.numel())
     trellis, quantized = zip(*parts)
     return torch.cat(trellis), torch.cat(quantized)
 

@@ -41,17 +41,19 @@ def feedback_factor(hessian: Tensor, su: Tensor) -> Tensor | None:
     """
     if not hessian.isfinite().all() or hessian.diagonal().mean() < _LEAST_MOMENT:
         return None
-    scaled = hessian * su * su.unsqueeze(1)
-    rotated = rotate_rows(rotate_columns((scaled + scaled.T) / 2))
+    # In place where it can be: of a large layer, each of these is hundreds of MB.
+    rotated = hessian * su
+    rotated *= su.unsqueeze(1)
+    rotated = rotate_rows(rotate_columns(rotated))
+    rotated = (rotated + rotated.T).div_(2)
     # Only ratios count from here on; without this, float32 may underflow.
-    rotated = rotated / rotated.diagonal().mean().clamp(min=_LEAST_MOMENT)
-    damping = DAMPING
+    rotated /= rotated.diagonal().mean().clamp(min=_LEAST_MOMENT)
+    rotated.diagonal().add_(DAMPING)
     for _ in range(_RETRIES + 1):
-        damped = rotated + damping * torch.eye(len(rotated))
-        factor, failed = torch.linalg.cholesky_ex(damped)
+        factor, failed = torch.linalg.cholesky_ex(rotated)
         if not failed and factor.isfinite().all():
             break
-        damping += 2 * DAMPING
+        rotated.diagonal().add_(2 * DAMPING)
     else:
         return None
     for first in range(0, len(factor), TILE):
@@ -77,7 +79,7 @@ def quantize_with_feedback(
         factor: Of `feedback_factor`, `[k, k]`.
         words: int16 words of a tile.
         codebook: The trellis's codebook.
-        progress: Called with the number of rows done since the last call.
+        progress: Called with the number of weights done since the last call.
 
     Returns:
         The trellis, int16 `[k/16, n/16, words]`, and the matrix that it decodes to.
@@ -96,6 +98,6 @@ def quantize_with_feedback(
             packed.append(trellis)
             error = inner[block] - quantized[block]
             target[start:first] += factor[block, start:first].T @ error
-            progress(TILE)
+            progress(error.numel())
         target[:start] += factor[span, :start].T @ (inner[span] - quantized[span])
     return torch.cat(packed[::-1]), quantized

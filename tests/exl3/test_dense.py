@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from exl3.tools.dense import read_dense
+from exl3.model.dense import read_dense
 from tests.packs import Format, write_pack
 
 SMALL = {"layers": 2, "experts": 2, "mtp": 0}

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from exl3.format.constants import Codebook
-from exl3.tools.dense import read_dense
+from exl3.model.dense import read_dense
 from exl3.tools.encode import Job, encode, slice_job
-from exl3.tools.writer import CheckpointWriter
+from exl3.tools.shared.staging import StagedCheckpoint
 
 # Relative squared error of Gaussian weights at 3 bits: 0.0172, and what the search for
 # a scale over few tiles and 16-bit signs and scales add.
@@ -17,9 +17,8 @@ MOST_ERROR = 0.0172 * 1.15
 
 def decode(tensors, folder):
     """What a checkpoint of these tensors stands for."""
-    with CheckpointWriter(folder / "out") as writer:
-        for name, tensor in tensors.items():
-            writer.add(name, tensor)
+    with StagedCheckpoint(folder / "out", {}) as writer:
+        writer.write_shard("all", tensors)
         writer.write_json("config.json", {})
     return read_dense(folder / "out")
 

@@ -24,9 +24,6 @@ from unittest.mock import patch
 REPO = Path(__file__).resolve().parents[2]
 #: Token ids of the prompts: a single token, and lengths on both sides of a KV block.
 PROMPTS = [[7], list(range(5, 14)), list(range(40, 77))]
-#: Whose kernels run EXL3 layers: a variable of `run`'s environment. Emulated ones are
-#: CUDA's, on the CPU.
-KERNELS, EMULATED = "TEST_EXL3_KERNELS", "emulated"
 MTP = {"method": "mtp", "num_speculative_tokens": 1}
 
 
@@ -63,12 +60,11 @@ class Result:
     accepted: int
 
 
-def run(*cases: Case, environment: dict[str, str] | None = None) -> list[Result]:
+def run(*cases: Case) -> list[Result]:
     """Runs the cases in one new process.
 
     Args:
         cases: The engines to start, in order.
-        environment: Variables to add to the process's environment.
 
     Raises:
         RuntimeError: The process died; the message ends with what it wrote.
@@ -81,7 +77,6 @@ def run(*cases: Case, environment: dict[str, str] | None = None) -> list[Result]
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
         "HF_HUB_OFFLINE": "1",
-        **(environment or {}),
     }
     process = subprocess.run(
         [sys.executable, "-m", "tests.serving.generate"],
@@ -177,10 +172,6 @@ def main() -> None:
     """Reads cases from stdin and writes one RESULT line for each."""
     from vllm.distributed import cleanup_dist_env_and_memory
 
-    if os.environ.get(KERNELS) == EMULATED:
-        from tests.kernels.emulated import torch_ops
-
-        torch_ops.load()
     for case in json.load(sys.stdin):
         with _exact_ops() if case["exact"] else nullcontext():
             result = _generate(case)

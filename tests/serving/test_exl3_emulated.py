@@ -8,10 +8,14 @@ shards and the sizes of workspaces.
 
 import pytest
 
-from tests.serving.generate import EMULATED, KERNELS, MTP, Case, run
+from tests.serving.generate import MTP, Case, run
 
 #: The largest difference of a log-probability.
 TOLERANCE = 0.02
+#: Each worker loads the emulated kernels before it builds a model.
+EMULATED = {
+    "worker_extension_cls": "tests.kernels.emulated.worker.EmulatedKernels",
+}
 #: The emulator is slow, and an engine tries out its largest batch first.
 FEW = {"max_num_batched_tokens": 32, "max_num_seqs": 2}
 PROMPTS = [[7], list(range(5, 14))]
@@ -25,17 +29,17 @@ CASES = {
 }
 
 
-def case(packs, name: str) -> Case:
+def case(packs, name: str, **kernels: str) -> Case:
     path = str(packs[name.partition(",")[0]].path)
-    return Case(path, {**FEW, **CASES[name]}, max_tokens=4, prompts=PROMPTS)
+    options = {**FEW, **CASES[name], **kernels}
+    return Case(path, options, max_tokens=4, prompts=PROMPTS)
 
 
 @pytest.fixture(scope="module")
 def results(packs):
     """By name: with the CPU's kernels, and with the emulated ones."""
-    cases = [case(packs, name) for name in CASES]
-    plain = run(*cases)
-    emulated = run(*cases, environment={KERNELS: EMULATED})
+    plain = run(*(case(packs, name) for name in CASES))
+    emulated = run(*(case(packs, name, **EMULATED) for name in CASES))
     return dict(zip(CASES, zip(plain, emulated)))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from exl3.tools.dense import read_dense
+from exl3.model.dense import read_dense
 from tools.demo_model.config import ModelConfig
 from tools.demo_model.export import WIDTHS_FIELD, hf_name
 from tools.demo_model.model import DemoModel

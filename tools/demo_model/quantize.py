@@ -27,7 +27,7 @@ from exl3.format.tail import TAIL
 from exl3.tools import metadata
 from exl3.tools.allocate import allocate_bits
 from exl3.tools.encode import Job, encode, slice_job
-from exl3.tools.writer import CheckpointWriter
+from exl3.tools.shared.staging import StagedCheckpoint
 from tools.demo_model.calibrate import Calibration, calibrate
 from tools.demo_model.data import Data
 from tools.demo_model.export import WEIGHTS_FILE
@@ -99,10 +99,9 @@ class Quantizer:
     def write(self, recipe: Recipe, out: Path) -> None:
         """Writes a pack to the folder `out`."""
         bits = expert_bits(recipe, self.calibration, self.config["num_hidden_layers"])
-        with CheckpointWriter(out) as writer:
+        with StagedCheckpoint(out, {}, sources=[self.source]) as writer:
             stored = self._encoded(recipe, bits)
-            for name, tensor in stored.items():
-                writer.add(name, tensor)
+            writer.write_shard("all", stored)
             quantization = metadata.quantization_config(
                 recipe.expert_bits if recipe.ranks is None else "mixed",
                 recipe.head_bits,

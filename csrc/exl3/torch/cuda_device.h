@@ -13,6 +13,11 @@
 #include "exl3/launch/plan.h"
 #include "exl3/launch/stream.h"
 
+// Whose tensors the ops take. The emulator's build names another device: the CPU.
+#if !defined(EXL3_OPS_DEVICE)
+#define EXL3_OPS_DEVICE CUDA
+#endif
+
 namespace exl3::ops {
 
 // The GPU of one op's result; the current one as long as this lives.

@@ -155,10 +155,6 @@ Tensor hadamard(const Tensor& x, const std::optional<Tensor>& pre,
 
 }  // namespace
 
-// The emulator's build names another device: the CPU.
-#if !defined(EXL3_OPS_DEVICE)
-#define EXL3_OPS_DEVICE CUDA
-#endif
 STABLE_TORCH_LIBRARY_IMPL(exl3, EXL3_OPS_DEVICE, m) {
   m.impl("linear", TORCH_BOX(&linear));
   m.impl("moe", TORCH_BOX(&moe));

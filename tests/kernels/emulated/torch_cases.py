@@ -16,7 +16,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from benchmarks.device.correctness import relative_error, run_moe
+from benchmarks.device.correctness import relative_error
 from benchmarks.device.layers import (
     Experts,
     Matrix,
@@ -25,6 +25,7 @@ from benchmarks.device.layers import (
     random_scales,
 )
 from exl3 import ops
+from exl3 import workspace as workspaces
 from exl3.plans import Plan
 
 CPU = torch.device("cpu")
@@ -41,17 +42,21 @@ def linear(
 ) -> Tensor:
     """The op on matrices side by side; columns are (skip, keep) of each."""
     columns = columns or [(0, matrix.n) for matrix in matrices]
+    shards = [
+        number
+        for m, (skip, keep) in zip(matrices, columns)
+        for number in (m.n, skip, keep, m.words, m.codebook)
+    ]
+    rows = x.numel() // x.shape[-1]
+    need = workspaces.linear_bytes(rows, matrices[0].k, shards, CPU)
+    workspaces.reserve(CPU, need, workspace)
     return ops.linear(
         x,
         torch.cat([matrix.trellis for matrix in matrices]),
         torch.cat([matrix.suh for matrix in matrices]),
         torch.cat([matrix.svh for matrix in matrices]),
         bias,
-        [
-            number
-            for m, (skip, keep) in zip(matrices, columns)
-            for number in (m.n, skip, keep, m.words, m.codebook)
-        ],
+        shards,
         exact=exact,
         batch_invariant=batch_invariant,
         workspace=workspace,
@@ -129,7 +134,20 @@ def measured_plans() -> Tensor:
 
 def emulated() -> bool:
     """Whether the CPU's ops have been replaced; only then are there plans."""
-    return hasattr(torch.ops.exl3, "set_linear_plans")
+    return ops.has_cuda()
+
+
+def values_beyond_half_precision() -> Tensor:
+    """One input is, and becomes 128 of them; each workspace counts its own."""
+    x = torch.randn(4, 256, dtype=torch.bfloat16)
+    m = matrix(256, 128, 64, 1)
+    before = [workspaces.clamped(CPU, index) for index in (2, 3)]
+    x[3, 5] = 1e38
+    huge = linear(x, m, workspace=3)
+    assert huge.isfinite().all()
+    after = [workspaces.clamped(CPU, index) for index in (2, 3)]
+    assert not emulated() or before == [0, 0] and after == [0, 128]
+    return huge[:3]
 
 
 def shards_of_several_kinds() -> Tensor:
@@ -173,6 +191,12 @@ def moe(
     limit: float = math.inf,
 ) -> Tensor:
     weights = torch.rand(ids.shape)
+    virtual_experts, intermediate = layer.suh2.shape
+    hidden = layer.suh13.shape[-1]
+    need = workspaces.moe_bytes(
+        len(x), ids.shape[1], hidden, intermediate, virtual_experts, slices, CPU
+    )
+    workspaces.reserve(CPU, need)
     return ops.moe(
         x,
         ids,
@@ -193,7 +217,7 @@ def moe(
 
 def experts_of_several_bits() -> Tensor:
     ids = torch.stack([torch.randperm(5)[:2] for _ in range(9)])
-    return run_moe(experts(5), torch.randn(9, 256), ids, torch.rand(9, 2))
+    return moe(experts(5), torch.randn(9, 256), ids)
 
 
 def slices_and_a_limit() -> Tensor:
@@ -224,6 +248,7 @@ CASES: dict[str, Callable[[], Tensor]] = {
         split_k,
         a_batch_of_one_or_many,
         measured_plans,
+        values_beyond_half_precision,
         shards_of_several_kinds,
         narrow_strided_and_batched,
         no_rows,

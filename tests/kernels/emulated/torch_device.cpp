@@ -2,39 +2,26 @@
 // SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
 //
 // exl3::ops::Device for torch tensors on the CPU: a small GPU, run by the emulator. The
-// result and the workspace are checked to the byte; all other memory may be read.
+// result, and what an op asks for of its workspace, are checked to the byte; all other
+// memory may be read.
 #include <torch/csrc/stable/tensor.h>
 
-#include <cstring>
+#include <cstdlib>
 #include <map>
 #include <memory>
 #include <stdexcept>
-#include <vector>
 
 #include "emu/device.h"
 #include "exl3/launch/linear.h"
 #include "exl3/torch/cuda_device.h"
+#include "exl3/torch/cuda_workspace.h"
 
 namespace exl3::ops {
 namespace {
 
 // Few, so that small tests have work for more than one wave of blocks and for one.
 constexpr int kMultiprocessors = 4;
-constexpr size_t kAlignment = 256;
-
-// A workspace of exactly the bytes that were asked for, full of what nobody may read.
-struct Memory {
-  explicit Memory(size_t bytes)
-      : bytes(bytes), storage(bytes + kAlignment, static_cast<char>(0xff)) {
-    void* start = storage.data();
-    size_t space = storage.size();
-    data = static_cast<char*>(std::align(kAlignment, bytes, start, space));
-    std::memset(data, 0, kHeadBytes);
-  }
-  size_t bytes;
-  std::vector<char> storage;
-  char* data;
-};
+constexpr int32_t kCpu = -1;  // the index of the CPU, as torch has it
 
 size_t bytes_of(const torch::stable::Tensor& tensor) {
   const bool wide = tensor.scalar_type() == torch::headeronly::ScalarType::Float;
@@ -45,7 +32,7 @@ size_t bytes_of(const torch::stable::Tensor& tensor) {
 
 struct Device::Current {
   emu::Device device;
-  std::map<int64_t, Memory> workspaces;   // by index; of this op alone
+  std::map<int64_t, size_t> workspaces;   // by index: bytes that this op asked for
   std::map<const char*, size_t> written;  // what else than reading is allowed: bytes
   bool complete = false;
 
@@ -62,10 +49,12 @@ Device::Device(const torch::stable::Tensor& result) : current_(new Current) {
 }
 
 Device::~Device() {
-  for (const auto& [index, memory] : current_->workspaces) {
+  for (const auto& [index, bytes] : current_->workspaces) {
+    const auto* head =
+        static_cast<const char*>(find_workspace("check", kCpu, index, bytes));
     for (size_t i = kStatisticsBytes; i < kHeadBytes; ++i) {
       // A destructor must not throw, and a test must not go on.
-      if (memory.data[i] != 0) std::abort();
+      if (head[i] != 0) std::abort();
     }
   }
 }
@@ -89,18 +78,17 @@ Stream Device::stream() const {
 
 Gpu Device::gpu() const { return {90, kMultiprocessors}; }
 
-void* Device::workspace(const char*, int64_t index, size_t bytes) const {
-  auto& all = current_->workspaces;
-  const auto found = all.find(index);
-  if (found != all.end() && found->second.bytes >= bytes) return found->second.data;
-  if (found != all.end()) {
+void* Device::workspace(const char* op, int64_t index, size_t bytes) const {
+  auto* data = static_cast<char*>(find_workspace(op, kCpu, index, bytes));
+  const auto [found, is_new] = current_->workspaces.emplace(index, bytes);
+  if (is_new) {
+    current_->add("head", data, kHeadBytes, emu::Access::kReadWrite);
+    current_->add("workspace", data + kHeadBytes, bytes - kHeadBytes,
+                  emu::Access::kUninitialized);
+  } else if (found->second < bytes) {
     throw std::runtime_error("a later part of an op needs more than the first");
   }
-  Memory& memory = all.try_emplace(index, bytes).first->second;
-  current_->add("head", memory.data, kHeadBytes, emu::Access::kReadWrite);
-  current_->add("workspace", memory.data + kHeadBytes, bytes - kHeadBytes,
-                emu::Access::kUninitialized);
-  return memory.data;
+  return data;
 }
 
 }  // namespace exl3::ops

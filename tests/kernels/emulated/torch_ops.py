@@ -2,8 +2,8 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
 """torch's CUDA ops of exl3, for tensors on the CPU: `cuda_ops.cpp` over the emulator.
 
-What is left out of a real run is cuda_device.cpp alone: the stream, and the registry of
-workspaces.
+What is left out of a real run is cuda_device.cpp alone. Workspaces are reserved as on a
+GPU, and an op that was given too little refuses.
 """
 
 import subprocess
@@ -13,6 +13,7 @@ import torch
 from torch.utils.cpp_extension import TORCH_LIB_PATH, include_paths
 
 import exl3.ops  # noqa: F401  (registers the CPU's ops, which these replace)
+from exl3 import workspace
 from tests.kernels.emulated.build import (
     BLOCK_ROWS,
     CACHE,
@@ -26,6 +27,8 @@ from tests.kernels.emulated.build import (
 _HERE = Path(__file__).parent
 _LAUNCH = CSRC / "exl3" / "launch"
 _TORCH = CSRC / "exl3" / "torch"
+_OPS = ("arguments", "cuda_ops", "cuda_plans", "cuda_workspace")
+_GPU = (90, 4)  # as in torch_device.cpp
 _OLDEST_TORCH = "0x020B000000000000"  # as in CMakeLists.txt
 
 
@@ -35,9 +38,7 @@ def load() -> None:
     torch warns once that the ops are registered anew.
     """
     kernels = _kernels()
-    sources = [
-        _TORCH / f"{name}.cpp" for name in ("arguments", "cuda_ops", "cuda_plans")
-    ]
+    sources = [_TORCH / f"{name}.cpp" for name in _OPS]
     sources.append(_HERE / "torch_device.cpp")
     inputs = [*sources, kernels, *_TORCH.glob("*.h"), *(CSRC / "exl3").rglob("*.h")]
     newest = max(path.stat().st_mtime for path in inputs)
@@ -51,6 +52,8 @@ def load() -> None:
         command += [f"-L{TORCH_LIB_PATH}", "-ltorch_cpu", "-o", str(target)]
         subprocess.run(command, check=True)
     torch.ops.load_library(str(target))
+    workspace._is_needed = lambda device: True
+    workspace.gpu = lambda device: _GPU
 
 
 def _kernels() -> Path:
