@@ -210,8 +210,8 @@ MUTANTS = [
     Mutant(
         "halves meet each other's activations",
         "transform.cuh",
-        "(to + 8), odd)",
-        "(to + 8), even)",
+        "odd = {__byte_perm(four.x, 0, 0x3232)",
+        "odd = {__byte_perm(four.x, 0, 0x1010)",
         "wrong",
     ),
     Mutant(

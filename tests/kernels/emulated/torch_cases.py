@@ -146,7 +146,8 @@ def values_beyond_half_precision() -> Tensor:
     huge = linear(x, m, workspace=3)
     assert huge.isfinite().all()
     after = [workspaces.clamped(CPU, index) for index in (2, 3)]
-    assert not emulated() or before == [0, 0] and after == [0, 128]
+    if emulated():
+        assert before == [0, 0] and after == [0, 128]
     return huge[:3]
 
 
