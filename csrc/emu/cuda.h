@@ -160,6 +160,11 @@ inline uint32_t __dp4a(uint32_t x, uint32_t y, uint32_t sum) {
   return sum;
 }
 
+// To the nearest, ties to even; NaN becomes 0.
+inline int __float2int_rn(float x) {
+  return x != x ? 0 : static_cast<int>(__builtin_nearbyintf(x));
+}
+
 inline int min(int a, int b) { return a < b ? a : b; }
 inline int max(int a, int b) { return a > b ? a : b; }
 inline float __expf(float x) { return __builtin_expf(x); }

@@ -203,8 +203,8 @@ MUTANTS = [
     Mutant(
         "half a warp transforms",
         "transform.cuh",
-        "  hadamard_128(values, lane);",
-        "  if (lane < 16) hadamard_128(values, lane);",
+        "  hadamard_128(values, threadIdx.x % 32);",
+        "  if (threadIdx.x % 32 < 16) hadamard_128(values, threadIdx.x % 32);",
         "deadlock",
     ),
     Mutant(

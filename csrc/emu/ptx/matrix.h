@@ -76,4 +76,47 @@ inline void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
   });
 }
 
+// As on the GPU, a sum beyond int32 wraps around.
+inline void multiply_add_bytes(int (&d)[4], const uint32_t (&a)[4], uint32_t b0,
+                               uint32_t b1, emu::Here here = emu::Here::at()) {
+  struct Operand {
+    int* d;
+    const uint32_t* a;
+    uint32_t b[2];
+  } operand{d, a, {b0, b1}};
+  emu::collective("mma", operand, here, [](Operand* const* lanes) {
+    int8_t left[16][32];
+    uint8_t right[32][8];
+    for (int lane = 0; lane < 32; ++lane) {
+      const int group = lane / 4;
+      const int first = 4 * (lane % 4);
+      for (int i = 0; i < 4; ++i) {
+        for (int byte = 0; byte < 4; ++byte) {
+          left[group + 8 * (i & 1)][first + byte + 16 * (i >> 1)] =
+              static_cast<int8_t>(lanes[lane]->a[i] >> (8 * byte));
+        }
+      }
+      for (int i = 0; i < 2; ++i) {
+        for (int byte = 0; byte < 4; ++byte) {
+          right[first + byte + 16 * i][group] =
+              static_cast<uint8_t>(lanes[lane]->b[i] >> (8 * byte));
+        }
+      }
+    }
+    for (int row = 0; row < 16; ++row) {
+      int sums[8] = {};
+      for (int k = 0; k < 32; ++k) {
+        for (int column = 0; column < 8; ++column) {
+          sums[column] += left[row][k] * right[k][column];
+        }
+      }
+      for (int column = 0; column < 8; ++column) {
+        int& target = lanes[4 * (row % 8) + column / 2]->d[column % 2 + 2 * (row / 8)];
+        target = static_cast<int>(static_cast<uint32_t>(target) +
+                                  static_cast<uint32_t>(sums[column]));
+      }
+    }
+  });
+}
+
 }  // namespace ptx

@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kBlockThreads) dequantize_kernel(DequantizePar
       ptx::store_shared(tile + word * 2, ptx::load_constant(from));
     }
     __syncwarp();
-    const TileOperands<1> operands = decode_tile<kWords, kCodebook>(tile, place);
+    const TileOperands<false> operands = decode_tile<kWords, kCodebook>(tile, place);
 #pragma unroll
     for (int j = 0; j < kLaneWeights; ++j) {
       const int row = i * kTileSide + 2 * (lane % 4) + j % 2 + j / 2 % 2 * 8;

@@ -7,6 +7,7 @@
 
 #include "exl3/kernels/elements.cuh"
 #include "exl3/kernels/epilogue.cuh"
+#include "exl3/kernels/integers.cuh"
 #include "exl3/kernels/split.cuh"
 
 namespace exl3 {
@@ -37,7 +38,9 @@ constexpr int kGemmSharedBytes =
 
 // Grid: (tiles, splits).
 template <int kRows, int kWords, Decoder kDecoder>
-__global__ void __launch_bounds__(kBlockThreads, 2) gemm_kernel(const GemmParams p) {
+// The compiler would keep many operands of kIntegers in registers, for little.
+__global__ void __launch_bounds__(kBlockThreads, kDecoder == Decoder::kIntegers ? 3 : 2)
+    gemm_kernel(const GemmParams p) {
   constexpr int kCopies = copies_of(kDecoder);
   using Loop = Pipeline<kRows, kWords, kCopies>;
   const uint32_t base = ptx::shared_base();
@@ -69,8 +72,16 @@ __global__ void __launch_bounds__(kBlockThreads, 2) gemm_kernel(const GemmParams
   operands.end_stage = stages * (split + 1) / splits;
 
   Accumulators<kRows> sums;
-  clear(sums);
-  Loop::template run<kDecoder>(base, operands, sums);
+  if constexpr (kDecoder == Decoder::kIntegers) {
+    const int64_t row = int64_t{shard.slab} * p.rows + first_row;
+    IntegerSums integers{};
+    Loop::template run<kDecoder>(base, operands, integers);
+    to_float(integers, operands, p.scales + row,
+             p.stage_sums + row * (p.k / kStageDepth), sums);
+  } else {
+    clear(sums);
+    Loop::template run<kDecoder>(base, operands, sums);
+  }
   ptx::allow_next_launch();
 
   if (splits > 1) {

@@ -49,6 +49,13 @@ struct TransformParams {
   unsigned long long* clamped;  // how many results were beyond fp16; null: not counted
 };
 
+// The same to integers (quantize.cuh): out is [num_slabs, rows, k] of eight bytes each.
+struct QuantizeParams {
+  TransformParams transform;  // without post
+  float* scales;              // [num_slabs, rows]
+  int* stage_sums;            // [num_slabs, rows, k / kStageDepth]
+};
+
 // One matrix of a fused group.
 struct GemmShard {
   int64_t trellis;    // its first word in the slab
@@ -61,6 +68,8 @@ struct GemmShard {
 
 struct GemmParams {
   const uint16_t* activations;  // [slabs, rows, k * copies] fp16 (trellis.cuh)
+  const float* scales;          // [slabs, rows]; if activations are integers
+  const int* stage_sums;        // [slabs, rows, k / kStageDepth]; likewise
   const uint16_t* trellis;      // matrices [n/16, k/16, words], one after another
   const uint16_t* svh;          // fp16
   const void* bias;             // [out_columns] of `type`, or null

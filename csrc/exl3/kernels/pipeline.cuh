@@ -17,6 +17,13 @@
 //
 // which are two operands for a tile, where there was one: of rows 2t and 2t+1, and of
 // those 8 below.
+//
+// Decoder::kIntegers leaves a weight as four bytes. Its activations are two bytes each,
+// a high and a low one, four times side by side in the same order: in bytes
+//
+//   0 0 0 0 2 2 2 2 4 4 4 4 6 6 6 6  1 1 1 1 3 3 3 3 5 5 5 5 7 7 7 7 | 8 8 8 8 ...
+//
+// of a stage first all high bytes and then all low ones, which are summed apart.
 #pragma once
 
 #include <cstdint>
@@ -44,6 +51,29 @@ struct Accumulators {
   // By 16 rows and 8 columns, as the tensor core leaves them.
   float values[kRows / 16][2][4];
 };
+
+// The same of 16 rows, in integers: of the activations' high bytes, and of the low
+// ones. kLongestIntegers of k at most, or they would overflow.
+struct IntegerSums {
+  int values[2][2][4];
+};
+constexpr int kLongestIntegers = 16384;
+static_assert(int64_t{128} * 4 * 255 * kLongestIntegers < int64_t{1} << 31);
+
+template <int kRows>
+__device__ __forceinline__ void multiply_add(Accumulators<kRows>& sums, int /*pass*/,
+                                             int block, int half,
+                                             const uint32_t (&a)[4], uint32_t b0,
+                                             uint32_t b1) {
+  ptx::multiply_add(sums.values[block][half], a, b0, b1);
+}
+
+__device__ __forceinline__ void multiply_add(IntegerSums& sums, int pass,
+                                             int /*block*/, int half,
+                                             const uint32_t (&a)[4], uint32_t b0,
+                                             uint32_t b1) {
+  ptx::multiply_add_bytes(sums.values[pass][half], a, b0, b1);
+}
 
 template <int kRows>
 __device__ __forceinline__ void clear(Accumulators<kRows>& sums) {
@@ -105,10 +135,12 @@ struct Pipeline {
     }
   }
 
-  template <Decoder kDecoder>
+  template <Decoder kDecoder, class Sums>
   static __device__ __forceinline__ void multiply_stage(
       uint32_t stage, const typename LaneBits<kWords>::Place& place, Hash hash,
-      Accumulators<kRows>& sums) {
+      Sums& sums) {
+    constexpr int kPasses = kDecoder == Decoder::kIntegers ? 2 : 1;
+    constexpr int kOperands = is_wide(kDecoder) ? 2 : 1;  // of a tile and pass
     const int lane = threadIdx.x % 32;
     const uint32_t strip = stage + kActivationBytes + threadIdx.x / 32 * kStripBytes;
     // ldmatrix: lanes 0-15 name the rows' first eight columns, lanes 16-31 the rest.
@@ -116,19 +148,22 @@ struct Pipeline {
     const uint32_t chunk = (lane / 16 ^ (lane & 7)) * kChunkBytes;
 #pragma unroll
     for (int tile = 0; tile < kStageTiles; ++tile) {
-      const TileOperands<kCopies> weights =
+      const TileOperands<is_wide(kDecoder)> weights =
           decode_tile<kWords, kDecoder>(strip + tile * kWords * 2, place, hash);
-      const uint32_t (&b)[4 * kCopies] = weights.registers;
+      const uint32_t (&b)[4 * kOperands] = weights.registers;
 #pragma unroll
       for (int i = 0; i < kRows / 16; ++i) {
 #pragma unroll
-        for (int j = 0; j < kCopies; ++j) {
-          const int operand = (tile * kCopies + j) * 2 * kChunkBytes;
+        for (int j = 0; j < kPasses * kOperands; ++j) {
+          const int pass = j / kOperands;
+          const int first = j % kOperands * 2;  // of b's registers
+          const int operand = (pass * kStageTiles + tile) * kOperands + j % kOperands;
           uint32_t a[4];
-          ptx::load_matrices(a, row + (chunk ^ operand) + i * 16 * kRowBytes);
-          ptx::multiply_add(sums.values[i][0], a, b[2 * j], b[2 * j + 1]);
-          ptx::multiply_add(sums.values[i][1], a, b[2 * (kCopies + j)],
-                            b[2 * (kCopies + j) + 1]);
+          ptx::load_matrices(
+              a, row + (chunk ^ operand * 2 * kChunkBytes) + i * 16 * kRowBytes);
+          multiply_add(sums, pass, i, 0, a, b[first], b[first + 1]);
+          multiply_add(sums, pass, i, 1, a, b[2 * kOperands + first],
+                       b[2 * kOperands + first + 1]);
         }
       }
     }
@@ -136,9 +171,9 @@ struct Pipeline {
 
   // sums += activations x weights over the operands' stages. Uses shared memory from
   // `base` on, kBytes; the caller puts a barrier before its next use of that memory.
-  template <Decoder kDecoder>
+  template <Decoder kDecoder, class Sums>
   static __device__ __forceinline__ void run(uint32_t base, const Operands& from,
-                                             Accumulators<kRows>& sums) {
+                                             Sums& sums) {
     static_assert(copies_of(kDecoder) == kCopies);
     const auto place = LaneBits<kWords>::place(threadIdx.x % 32);
     const int stages = from.end_stage - from.first_stage;

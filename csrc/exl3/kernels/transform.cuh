@@ -23,6 +23,20 @@ __device__ __forceinline__ void store_four_twice(uint16_t* out, int64_t index,
   ptx::store_global(reinterpret_cast<uint2*>(to + 8), odd);
 }
 
+// A lane's four results from `column` on; the warp has the piece around them.
+__device__ __forceinline__ void transform_four(const TransformParams& p, unsigned row,
+                                               int column, const float (&pre)[4],
+                                               const float (&post)[4],
+                                               float (&values)[4]) {
+  load_four(p.x, int64_t{row} * p.width + column, p.width - column, p.width % 4 == 0,
+            p.x_type, values);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) values[i] *= pre[i];
+  hadamard_128(values, threadIdx.x % 32);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) values[i] *= kHadamardScale * post[i];
+}
+
 // Grid: enough blocks that each warp has one of num_slabs * rows * k/128 pieces.
 __global__ void __launch_bounds__(kBlockThreads) transform_kernel(TransformParams p) {
   const int lane = threadIdx.x % 32;
@@ -40,13 +54,7 @@ __global__ void __launch_bounds__(kBlockThreads) transform_kernel(TransformParam
   if (p.post != nullptr) load_scales(p.post + scale, post);
   ptx::wait_for_previous_launch();
   float values[4];
-  load_four(p.x, int64_t{row % p.rows} * p.width + column, p.width - column,
-            p.width % 4 == 0, p.x_type, values);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) values[i] *= pre[i];
-  hadamard_128(values, lane);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) values[i] *= kHadamardScale * post[i];
+  transform_four(p, row % p.rows, column, pre, post, values);
   if (p.out_type == ElementType::kFloat16) {
     count_clamped(p.clamped, clamp_to_half(values));
   }

@@ -102,12 +102,24 @@ enum class Decoder {
   kHalves,     // 3inst, mcg: the sum of the hash's two halves, as fp16 numbers
   kBytes,      // mul1: the sum of the hash's four bytes, scaled
   kUnrounded,  // 3inst, mcg: the halves as they are; the tensor core adds them
+  kIntegers,   // mul1: the bytes as they are; the tensor core adds them
 };
 
-// How often the decoder's weights need each activation, and so how many operands a
-// weight has.
+// The decoder of a codebook whose weights nobody rounds.
+EXL3_HD constexpr Decoder unrounded(Decoder decoder) {
+  return decoder == Decoder::kHalves ? Decoder::kUnrounded : Decoder::kIntegers;
+}
+
+// How much room an activation takes, in units of fp16: kUnrounded has it twice, and
+// kIntegers four times in each of two bytes.
 EXL3_HD constexpr int copies_of(Decoder decoder) {
+  if (decoder == Decoder::kIntegers) return 4;
   return decoder == Decoder::kUnrounded ? 2 : 1;
+}
+
+// Whether a weight is a register of its own, and not half of one.
+EXL3_HD constexpr bool is_wide(Decoder decoder) {
+  return decoder == Decoder::kUnrounded || decoder == Decoder::kIntegers;
 }
 
 EXL3_HD constexpr Decoder decoder_of(Codebook codebook) {
@@ -140,24 +152,29 @@ __device__ __forceinline__ uint32_t decode_pair(Hash hash, uint32_t state0,
 
 // A lane's share of a tile: operands of columns 0-7 (the first half of the registers)
 // and 8-15 (the rest). Of each eight columns the rows are 2(lane%4), +1 and those 8
-// below: a register for two rows, or for each its two halves.
-template <int kCopies>
+// below: a register for two rows, or for each its two halves or four bytes.
+template <bool kWide>
 struct TileOperands {
-  uint32_t registers[4 * kCopies];
+  uint32_t registers[kWide ? 8 : 4];
 };
 
 template <int kWords, Decoder kDecoder>
-__device__ __forceinline__ TileOperands<copies_of(kDecoder)> decode_tile(
+__device__ __forceinline__ TileOperands<is_wide(kDecoder)> decode_tile(
     uint32_t tile, const typename LaneBits<kWords>::Place& place, Hash hash) {
   const LaneBits<kWords> bits(tile, place);
   const uint32_t states[kLaneWeights] = {
       bits.template state<0>(), bits.template state<1>(), bits.template state<2>(),
       bits.template state<3>(), bits.template state<4>(), bits.template state<5>(),
       bits.template state<6>(), bits.template state<7>()};
-  TileOperands<copies_of(kDecoder)> operands;
+  TileOperands<is_wide(kDecoder)> operands;
   if constexpr (kDecoder == Decoder::kUnrounded) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) operands.registers[i] = decode_halves(hash, states[i]);
+  } else if constexpr (kDecoder == Decoder::kIntegers) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      operands.registers[i] = states[i] * hash.multiplier + hash.addend;
+    }
   } else {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -170,7 +187,7 @@ __device__ __forceinline__ TileOperands<copies_of(kDecoder)> decode_tile(
 
 // The same for a codebook known to the compiler.
 template <int kWords, Codebook kCodebook>
-__device__ __forceinline__ TileOperands<1> decode_tile(
+__device__ __forceinline__ TileOperands<false> decode_tile(
     uint32_t tile, const typename LaneBits<kWords>::Place& place) {
   return decode_tile<kWords, decoder_of(kCodebook)>(tile, place, hash_of(kCodebook));
 }

@@ -37,13 +37,8 @@ void launch_gemm<EXL3_WORDS>(Codebook codebook, const LinearPlan& plan, Stream s
     constexpr Decoder kDecoder = decltype(constant)::value;
     if (plan.unrounded) {
       // For few rows only: the tensor core does twice the work.
-      if constexpr (kDecoder == Decoder::kHalves) {
-        if (plan.block_rows == kUnroundedRows) {
-          return launch_rows<kUnroundedRows, Decoder::kUnrounded>(shape, stream,
-                                                                  with_hash);
-        }
-      }
-      refuse(plan);
+      if (plan.block_rows != kUnroundedRows) refuse(plan);
+      return launch_rows<kUnroundedRows, unrounded(kDecoder)>(shape, stream, with_hash);
     }
     switch (plan.block_rows) {
 #define EXL3_CASE(rows) \

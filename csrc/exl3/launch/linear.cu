@@ -4,18 +4,34 @@
 // The launches of one linear op.
 #include <algorithm>
 
+#include "exl3/kernels/pipeline.cuh"
 #include "exl3/launch/linear.h"
 #include "exl3/launch/transform.h"
 
 namespace exl3 {
 namespace {
 
-int copies(const LinearPlan& plan) { return plan.unrounded ? 2 : 1; }
-
-size_t activation_bytes(const LinearArguments& a, const LinearPlan& plan) {
-  return a.shards.size() * static_cast<size_t>(a.rows) * a.k * copies(plan) *
-         sizeof(uint16_t);
+// What all shards' activations are for. Shards that need different ones have exact
+// weights.
+Decoder decoder_for(const LinearArguments& a, const LinearPlan& plan) {
+  const Decoder exact = decoder_of(a.shards[0].codebook);
+  return plan.unrounded ? unrounded(exact) : exact;
 }
+
+// Where the parts of the workspace behind its head are.
+struct Layout {
+  Layout(const LinearArguments& a, const LinearPlan& plan) {
+    const size_t rows = a.shards.size() * a.rows;
+    const Decoder decoder = decoder_for(a, plan);
+    stage_sums = kHeadBytes + rows * a.k * copies_of(decoder) * sizeof(uint16_t);
+    const bool integers = decoder == Decoder::kIntegers;
+    scales = stage_sums + (integers ? rows * (a.k / kStageDepth) * sizeof(int) : 0);
+    const size_t end = scales + (integers ? rows * sizeof(float) : 0);
+    parts = (end + 15) / 16 * 16;
+  }
+  size_t activations = kHeadBytes;
+  size_t stage_sums, scales, parts;
+};
 
 int row_blocks(const LinearArguments& a, const LinearPlan& plan) {
   return (a.rows + plan.block_rows - 1) / plan.block_rows;
@@ -34,13 +50,20 @@ bool fits(const GemmParams& params, const Shard& first, const Shard& shard) {
 }
 
 // A measured plan that this call can have: it may ask for more than there are counters
-// or stages for, and for unrounded weights where they are unwanted or unknown.
+// or stages for, and for unrounded weights where they are unwanted or can't be had.
 LinearPlan allowed(const LinearArguments& a, LinearPlan plan, bool exact) {
-  for (const Shard& shard : a.shards) exact |= shard.codebook == Codebook::kMul1;
+  for (const Shard& shard : a.shards) {
+    exact |= decoder_of(shard.codebook) != decoder_of(a.shards[0].codebook);
+  }
   plan.unrounded = plan.unrounded && !exact;
   const size_t tiles = size_t(row_blocks(a, plan)) * column_blocks(a);
   if (tiles * sizeof(unsigned) > kCounterBytes) plan.splits = 1;
-  plan.splits = std::min(plan.splits, a.k / kStageDepth);
+  const int stages = a.k / kStageDepth;
+  plan.splits = std::min(plan.splits, stages);
+  if (decoder_for(a, plan) == Decoder::kIntegers &&
+      (stages + plan.splits - 1) / plan.splits * kStageDepth > kLongestIntegers) {
+    plan.unrounded = false;
+  }
   return plan;
 }
 
@@ -76,13 +99,16 @@ size_t workspace_bytes(const LinearArguments& a, const LinearPlan& plan) {
     parts = sizeof(float) * plan.splits * row_blocks(a, plan) * column_blocks(a) *
             plan.block_rows * kBlockColumns;
   }
-  return kHeadBytes + activation_bytes(a, plan) + parts;
+  return Layout(a, plan).parts + parts;
 }
 
 void linear(const LinearArguments& a, const LinearPlan& plan, void* workspace,
             Stream stream) {
   auto* bytes = static_cast<char*>(workspace);
-  auto* activations = reinterpret_cast<uint16_t*>(bytes + kHeadBytes);
+  const Layout layout(a, plan);
+  auto* activations = reinterpret_cast<uint16_t*>(bytes + layout.activations);
+  auto* scales = reinterpret_cast<float*>(bytes + layout.scales);
+  auto* stage_sums = reinterpret_cast<int*>(bytes + layout.stage_sums);
   TransformParams transform{};
   transform.x = a.x;
   transform.pre = a.suh;
@@ -93,9 +119,13 @@ void linear(const LinearArguments& a, const LinearPlan& plan, void* workspace,
   transform.width = a.width;
   transform.k = a.k;
   transform.num_slabs = static_cast<int>(a.shards.size());
-  transform.copies = copies(plan);
+  transform.copies = copies_of(decoder_for(a, plan));
   transform.clamped = clamped_of(workspace);
-  launch_transform(stream, transform);
+  if (decoder_for(a, plan) == Decoder::kIntegers) {
+    launch_quantize(stream, {transform, scales, stage_sums});
+  } else {
+    launch_transform(stream, transform);
+  }
 
   GemmParams common{};
   common.activations = activations;
@@ -104,8 +134,9 @@ void linear(const LinearArguments& a, const LinearPlan& plan, void* workspace,
   common.bias = a.bias;
   common.out = a.out;
   common.counters = counters_of(workspace);
-  common.parts =
-      reinterpret_cast<float*>(bytes + kHeadBytes + activation_bytes(a, plan));
+  common.scales = scales;
+  common.stage_sums = stage_sums;
+  common.parts = reinterpret_cast<float*>(bytes + layout.parts);
   common.type = a.type;
   common.rows = a.rows;
   common.k = a.k;

@@ -14,8 +14,8 @@ namespace exl3 {
 struct LinearPlan {
   int block_rows;  // 16, 32, 48, 64 or 128
   int splits;      // of k
-  // 3inst and mcg: the tensor core adds a weight's two halves, and nobody rounds the
-  // sum. Then block_rows is kUnroundedRows.
+  // The tensor core adds a weight's two halves (3inst, mcg) or four bytes (mul1), and
+  // nobody rounds the sum. Then block_rows is kUnroundedRows.
   bool unrounded;
 };
 

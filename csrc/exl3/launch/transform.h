@@ -10,5 +10,6 @@
 namespace exl3 {
 
 void launch_transform(Stream stream, const TransformParams& params);
+void launch_quantize(Stream stream, const QuantizeParams& params);
 
 }  // namespace exl3

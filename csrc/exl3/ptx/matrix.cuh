@@ -32,4 +32,16 @@ __device__ __forceinline__ void multiply_add(float (&d)[4], const uint32_t (&a)[
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// d += a b for a [16, 32] of signed and b [32, 8] of unsigned bytes, d [16, 8] of int32.
+// Four values a register, of four neighbouring k:
+//   a: (row g, columns 4t to 4t+3), (row g+8, same), (row g, columns 4t+16, ...), (g+8,
+//   ...) b: (rows 4t to 4t+3, column g), (rows 4t+16, ..., column g) d: as above
+__device__ __forceinline__ void multiply_add_bytes(int (&d)[4], const uint32_t (&a)[4],
+                                                   uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.u8.s32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 }  // namespace ptx

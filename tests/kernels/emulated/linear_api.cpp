@@ -53,8 +53,12 @@ const char* emulated_linear(const LinearCall* call, Run* run) {
     char* at = workspace.data();
     clear_head(at);
     const size_t element = bytes_of(a.type);
-    const size_t activations =
-        a.shards.size() * a.rows * size_t(a.k) * (plan.unrounded ? 4 : 2);
+    // Unrounded halves and bytes: 4 and 8 bytes of an activation; bytes have a sum of
+    // each 64, and a scale of each row.
+    const bool integers = plan.unrounded && a.shards[0].codebook == Codebook::kMul1;
+    const size_t slab_rows = a.shards.size() * a.rows;
+    size_t activations = slab_rows * a.k * (integers ? 8 : plan.unrounded ? 4 : 2);
+    if (integers) activations += slab_rows * (a.k / 64 * 4 + 4);
     const Session session(*run);
     session.read("x", a.x, element * a.rows * a.width);
     session.read("trellis", a.trellis, static_cast<size_t>(call->trellis_bytes));
