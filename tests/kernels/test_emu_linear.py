@@ -113,7 +113,7 @@ def test_unrounded_weights(emulated: EmulatedOps, words: int, codebook: int) -> 
             assert np.array_equal(result.view(np.uint32), results[0].view(np.uint32))
         exact = emulated.linear(x, **one_shard(matrix), splits=splits)
         difference = np.sqrt(np.mean((results[0] - exact) ** 2)) / exact.std()
-        assert 1e-4 < difference < 2.6e-4
+        assert 1.5e-4 < difference < 3e-4  # of few samples
 
 
 def test_unrounded_weights_of_fused_shards(emulated: EmulatedOps) -> None:
