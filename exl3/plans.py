@@ -48,8 +48,9 @@ class Plan:
         block_rows: Rows of a block.
         splits: Blocks that share k.
         unrounded: Whether the tensor core adds up the two halves of 3inst's and mcg's
-            weights, which the format rounds to fp16. Calls with `exact`, or with a
-            mul1 matrix, have rounded ones all the same.
+            weights, or the four bytes of mul1's; the format rounds these sums to fp16.
+            Calls with `exact`, or with matrices of both kinds, have rounded weights
+            all the same.
     """
 
     architecture: str

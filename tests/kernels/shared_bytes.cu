@@ -33,6 +33,7 @@ __global__ void dequantize_probe() {}
   EXL3_GEMMS(words, Decoder::kHalves)                              \
   EXL3_GEMMS(words, Decoder::kBytes)                               \
   EXL3_GEMM(kUnroundedRows, words, Decoder::kUnrounded)            \
+  EXL3_GEMM(kUnroundedRows, words, Decoder::kIntegers)             \
   template __global__ void                                         \
   dequantize_probe<words, kDequantizeSharedBytes<words>>();
 

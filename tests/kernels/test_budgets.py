@@ -24,7 +24,7 @@ BUDGETS = tomllib.loads((_HERE / "budgets.toml").read_text())
 OTHER = frozenset(
     [
         *("LDC", "LDCU", "LDG", "LDS", "LDSM", "STG", "STS", "ULDC"),
-        *("HMMA", "CS2R", "S2R", "S2UR"),
+        *("HMMA", "IMMA", "CS2R", "S2R", "S2UR"),
         *("BAR", "BRA", "DEPBAR", "EXIT", "NOP", "WARPSYNC"),
     ]
 )
@@ -125,7 +125,7 @@ def test_instructions_of_decoding(architecture):
         )
 
     rows = []
-    for decoder, name in enumerate(("halves", "bytes", "unrounded")):
+    for decoder, name in enumerate(("halves", "bytes", "unrounded", "integers")):
         for words in sorted({key[0] for key in counts if key[1] == decoder}):
             # A lane has 8 weights of a tile.
             added = decoding(words, decoder, 16) - decoding(words, decoder, 8)
@@ -159,8 +159,8 @@ def _variant(kernel: Kernel) -> str:
     words = [f"{size} rows" for name, size in numbers.items() if name == "rows"]
     if "words" in numbers:
         words.append("up to 4 bits" if numbers["words"] <= 64 else "up to 8 bits")
-    if numbers.get("decoder") == 2:
-        words.append("unrounded")
+    if numbers.get("decoder", 0) >= 2:
+        words.append(("unrounded", "integers")[numbers["decoder"] - 2])
     return ", ".join(words) or "all"
 
 

@@ -215,6 +215,34 @@ MUTANTS = [
         "wrong",
     ),
     Mutant(
+        "the largest value of a warp counts as the row's",
+        "quantize.cuh",
+        "ptx::load_shared<float>(base + warp * 4)",
+        "ptx::load_shared<float>(base)",
+        "wrong",
+    ),
+    Mutant(
+        "no barrier before the largest values are read",
+        "quantize.cuh",
+        "  __syncthreads();\n",
+        "",
+        "race|uninitialized",
+    ),
+    Mutant(
+        "the tensor core's other operand",
+        "pipeline.cuh",
+        "(pass * kStageTiles + tile) * kOperands",
+        "(pass + tile) * kOperands",
+        "wrong",
+    ),
+    Mutant(
+        "a split counts the activations of all of k",
+        "integers.cuh",
+        "i < from.end_stage;",
+        "i < from.k / kStageDepth;",
+        "wrong",
+    ),
+    Mutant(
         "clamped values are counted without an atomic",
         "elements.cuh",
         "atomicAdd(counter, static_cast<unsigned long long>(clamped))",
@@ -273,7 +301,7 @@ def linear(
         matrix.suh[None],
         matrix.svh,
         None,
-        [Shard(128, 0, 128, 48, 1)],
+        [Shard(128, 0, 128, 48, matrix.codebook)],
         run=run,
         **plan,
     )
@@ -283,6 +311,7 @@ def verdict(ops: EmulatedOps) -> str:
     """The first fault's message, "wrong", "schedule", or nothing."""
     rng = np.random.default_rng(0)
     matrix = make_matrix(rng, 384, 128, 48, 1)
+    of_bytes = make_matrix(rng, 384, 128, 48, 2)
     dense = matrix.dense
     x = rng.normal(size=(13, 300)).astype(np.float32)
     wide = np.zeros((13, 384))
@@ -302,6 +331,10 @@ def verdict(ops: EmulatedOps) -> str:
                     return "wrong"
             unrounded = linear(ops, x, matrix, run, unrounded=True)
             if not np.sqrt(np.mean((unrounded - got) ** 2)) < 3e-4 * want.std():
+                return "wrong"
+            exact = linear(ops, x, of_bytes, run)
+            integers = linear(ops, x, of_bytes, run, unrounded=True, splits=3)
+            if not np.sqrt(np.mean((integers - exact) ** 2)) < 4e-4 * exact.std():
                 return "wrong"
             huge = linear(ops, 1e8 * x, matrix, run)
             if not (np.isfinite(huge).all() and ops.clamped == 2 * beyond):

@@ -40,8 +40,8 @@ __device__ __forceinline__ void to_float(const IntegerSums& integers,
     for (int j = 0; j < 2; ++j) {
 #pragma unroll
       for (int i = 2 * half; i < 2 * half + 2; ++i) {
-        const int64_t products = int64_t{integers.values[0][j][i]} * 256 +
-                                 integers.values[1][j][i];
+        const int64_t products =
+            int64_t{integers.values[0][j][i]} * 256 + integers.values[1][j][i];
         const int64_t whole = 1774 * products - int64_t{905216} * sum;
         sums.values[0][j][i] = scale * static_cast<float>(whole);
       }

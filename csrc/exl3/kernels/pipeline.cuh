@@ -68,10 +68,9 @@ __device__ __forceinline__ void multiply_add(Accumulators<kRows>& sums, int /*pa
   ptx::multiply_add(sums.values[block][half], a, b0, b1);
 }
 
-__device__ __forceinline__ void multiply_add(IntegerSums& sums, int pass,
-                                             int /*block*/, int half,
-                                             const uint32_t (&a)[4], uint32_t b0,
-                                             uint32_t b1) {
+__device__ __forceinline__ void multiply_add(IntegerSums& sums, int pass, int /*block*/,
+                                             int half, const uint32_t (&a)[4],
+                                             uint32_t b0, uint32_t b1) {
   ptx::multiply_add_bytes(sums.values[pass][half], a, b0, b1);
 }
 

@@ -48,8 +48,7 @@ __device__ __forceinline__ void store_bytes(uint16_t* row, int column,
   constexpr int kPart = kStageDepth * 2;  // in units of 16 bits, as all below
   const int stage = column / kStageDepth * 2 * kPart;
   // Eight neighbours: the even ones, then the odd ones.
-  uint16_t* const to =
-      row + stage + column % kStageDepth / 8 * 16 + column % 8 / 2 * 2;
+  uint16_t* const to = row + stage + column % kStageDepth / 8 * 16 + column % 8 / 2 * 2;
   ptx::store_global(reinterpret_cast<uint2*>(to), uint2{high[0], high[2]});
   ptx::store_global(reinterpret_cast<uint2*>(to + 8), uint2{high[1], high[3]});
   ptx::store_global(reinterpret_cast<uint2*>(to + kPart), uint2{low[0], low[2]});

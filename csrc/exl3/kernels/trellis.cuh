@@ -126,27 +126,30 @@ EXL3_HD constexpr Decoder decoder_of(Codebook codebook) {
   return codebook == Codebook::kMul1 ? Decoder::kBytes : Decoder::kHalves;
 }
 
-// A state's two halves, fp16 numbers whose sum is the value before it is rounded.
-__device__ __forceinline__ uint32_t decode_halves(Hash hash, uint32_t state) {
-  return ptx::and_xor(state * hash.multiplier + hash.addend, 0x8FFF8FFFu, 0x3B603B60u);
+// What a state's value is the sum of: two fp16 numbers, or four bytes of an integer.
+template <Decoder kDecoder>
+__device__ __forceinline__ uint32_t decode_one(Hash hash, uint32_t state) {
+  const uint32_t product = state * hash.multiplier + hash.addend;
+  if constexpr (kDecoder == Decoder::kHalves || kDecoder == Decoder::kUnrounded) {
+    return ptx::and_xor(product, 0x8FFF8FFFu, 0x3B603B60u);
+  }
+  return product;
 }
 
 // Two states to two fp16 values, the first one low: the format's values, bit for bit.
 template <Decoder kDecoder>
 __device__ __forceinline__ uint32_t decode_pair(Hash hash, uint32_t state0,
                                                 uint32_t state1) {
+  const uint32_t first = decode_one<kDecoder>(hash, state0);
+  const uint32_t second = decode_one<kDecoder>(hash, state1);
   if constexpr (kDecoder == Decoder::kBytes) {
-    const uint32_t hash0 = state0 * hash.multiplier + hash.addend;
-    const uint32_t hash1 = state1 * hash.multiplier + hash.addend;
     // 0x6400 + s is the fp16 number 1024 + s, for s = the sum of the bytes.
-    const uint32_t sum0 = __dp4a(hash0, 0x01010101u, 0x6400u);
-    const uint32_t sum1 = __dp4a(hash1, 0x01010101u, 0x6400u);
+    const uint32_t sum0 = __dp4a(first, 0x01010101u, 0x6400u);
+    const uint32_t sum1 = __dp4a(second, 0x01010101u, 0x6400u);
     return ptx::fma_half2(__byte_perm(sum0, sum1, 0x5410), 0x1EEE1EEEu, 0xC931C931u);
   } else {
-    const uint32_t halves0 = decode_halves(hash, state0);
-    const uint32_t halves1 = decode_halves(hash, state1);
-    return ptx::add_half2(__byte_perm(halves0, halves1, 0x5410),
-                          __byte_perm(halves0, halves1, 0x7632));
+    return ptx::add_half2(__byte_perm(first, second, 0x5410),
+                          __byte_perm(first, second, 0x7632));
   }
 }
 
@@ -162,27 +165,25 @@ template <int kWords, Decoder kDecoder>
 __device__ __forceinline__ TileOperands<is_wide(kDecoder)> decode_tile(
     uint32_t tile, const typename LaneBits<kWords>::Place& place, Hash hash) {
   const LaneBits<kWords> bits(tile, place);
-  const uint32_t states[kLaneWeights] = {
-      bits.template state<0>(), bits.template state<1>(), bits.template state<2>(),
-      bits.template state<3>(), bits.template state<4>(), bits.template state<5>(),
-      bits.template state<6>(), bits.template state<7>()};
-  TileOperands<is_wide(kDecoder)> operands;
-  if constexpr (kDecoder == Decoder::kUnrounded) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) operands.registers[i] = decode_halves(hash, states[i]);
-  } else if constexpr (kDecoder == Decoder::kIntegers) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      operands.registers[i] = states[i] * hash.multiplier + hash.addend;
-    }
+  if constexpr (is_wide(kDecoder)) {
+    return {{decode_one<kDecoder>(hash, bits.template state<0>()),
+             decode_one<kDecoder>(hash, bits.template state<1>()),
+             decode_one<kDecoder>(hash, bits.template state<2>()),
+             decode_one<kDecoder>(hash, bits.template state<3>()),
+             decode_one<kDecoder>(hash, bits.template state<4>()),
+             decode_one<kDecoder>(hash, bits.template state<5>()),
+             decode_one<kDecoder>(hash, bits.template state<6>()),
+             decode_one<kDecoder>(hash, bits.template state<7>())}};
   } else {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      operands.registers[i] =
-          decode_pair<kDecoder>(hash, states[2 * i], states[2 * i + 1]);
-    }
+    return {{decode_pair<kDecoder>(hash, bits.template state<0>(),
+                                   bits.template state<1>()),
+             decode_pair<kDecoder>(hash, bits.template state<2>(),
+                                   bits.template state<3>()),
+             decode_pair<kDecoder>(hash, bits.template state<4>(),
+                                   bits.template state<5>()),
+             decode_pair<kDecoder>(hash, bits.template state<6>(),
+                                   bits.template state<7>())}};
   }
-  return operands;
 }
 
 // The same for a codebook known to the compiler.

@@ -32,8 +32,8 @@ __device__ __forceinline__ void multiply_add(float (&d)[4], const uint32_t (&a)[
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// d += a b for a [16, 32] of signed and b [32, 8] of unsigned bytes, d [16, 8] of int32.
-// Four values a register, of four neighbouring k:
+// d += a b for a [16, 32] of signed and b [32, 8] of unsigned bytes, d [16, 8] of
+// int32. Four values a register, of four neighbouring k:
 //   a: (row g, columns 4t to 4t+3), (row g+8, same), (row g, columns 4t+16, ...), (g+8,
 //   ...) b: (rows 4t to 4t+3, column g), (rows 4t+16, ..., column g) d: as above
 __device__ __forceinline__ void multiply_add_bytes(int (&d)[4], const uint32_t (&a)[4],

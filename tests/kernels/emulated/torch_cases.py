@@ -100,12 +100,15 @@ def measured_plans() -> Tensor:
     split = replace(plan, splits=3, block_rows=32)
     loose = replace(plan, unrounded=True)
     results = [rule, at(plan, mcg), at(split, mcg), at(loose, mcg, exact=False)]
+    integers = at(loose, mul1, exact=False)
     both = at(replace(loose, n=256), mcg, mul1, exact=False)
     if emulated():
         assert not torch.equal(rule, whole)
         assert torch.equal(results[1], whole)
         assert not torch.equal(results[2], rule) and not torch.equal(results[2], whole)
         assert not torch.equal(results[3], whole)
+        assert not torch.equal(integers, at(plan, mul1))
+        assert torch.equal(at(loose, mul1), at(plan, mul1))  # exact
         # Those that a plan is not for, or cannot change.
         for other in (
             replace(plan, rows=(8, 8)),
@@ -129,7 +132,7 @@ def measured_plans() -> Tensor:
         ops.set_plans([])
         assert ops.linear_plan(*of_mcg) == [16, 2, 0]
         assert need - ops.linear_workspace(*of_mcg) == 9 * 1024 * 2 - 2 * 16 * 128 * 4
-    return torch.cat([*results, both], 1)
+    return torch.cat([*results, integers, both], 1)
 
 
 def emulated() -> bool:
