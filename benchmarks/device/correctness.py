@@ -13,10 +13,13 @@ from benchmarks.device.layers import Experts, Matrix, random_experts, random_mat
 from exl3 import ops, workspace
 from exl3.codec.decode import decode_weight, inner_matrix
 from exl3.format.constants import TILE, Codebook
+from exl3.plans import Plan
 
 #: The CUDA kernels hold transformed activations in fp16, which is 2.1e-4; the tests of
 #: the emulator have the same bound. Results in fp16 and bf16 are rounded once more.
 BOUND = 3e-4
+#: Weights that nobody rounds to fp16 differ by up to 3e-4 from those of the format.
+UNROUNDED_BOUND = 5e-4
 ROUNDING = {
     torch.float32: 0.0,
     torch.float16: 2**-10 / 12**0.5,
@@ -66,34 +69,12 @@ def check_linear(device: torch.device, deadline: float) -> dict[str, Any]:
             break
         if id(matrix) not in weights:
             weights = {id(matrix): reference_weight(matrix)}
-        need = workspace.linear_bytes(rows, matrix.k, matrix.shards, device)
-        workspace.reserve(device, need)
         x = torch.randn(rows, matrix.k, device=device).to(dtype)
-        wanted = x.double().cpu() @ weights[id(matrix)]
-        # Twice: the first run must leave the workspace as it found it.
-        runs = [
-            ops.linear(
-                x,
-                matrix.trellis,
-                matrix.suh,
-                matrix.svh,
-                None,
-                matrix.shards,
-                exact=True,
-                batch_invariant=invariant,
-            )
-            for _ in range(2)
-        ]
-        error = relative_error(runs[0], wanted)
-        worst[dtype] = max(worst[dtype], error)
-        case = (
-            f"[{rows}, {matrix.k}] x [{matrix.k}, {matrix.n}], {matrix.words} words, "
-            f"codebook {matrix.codebook}, {dtype}, batch_invariant {invariant}"
+        error, wrong = _compare(
+            x, matrix, weights[id(matrix)], BOUND, exact=True, batch_invariant=invariant
         )
-        if not error < BOUND + ROUNDING[dtype]:
-            failures.append(f"{case}: error {error:.2e}")
-        if not torch.equal(*runs):
-            failures.append(f"{case}: two runs differ")
+        worst[dtype] = max(worst[dtype], error)
+        failures += wrong
         if device.type == "cuda":
             plan = ops.linear_plan(
                 rows,
@@ -111,6 +92,67 @@ def check_linear(device: torch.device, deadline: float) -> dict[str, Any]:
         "plans": sorted(plans),  # what ops.linear_plan gives, of all that was run
         "failures": failures,
     }
+
+
+def check_plans(device: torch.device, deadline: float) -> dict[str, Any]:
+    """Unrounded weights and uneven splits of k, which only a plan asks for."""
+    failures: list[str] = []
+    worst = 0.0
+    checked = 0
+    for words, codebook in RATES:
+        matrix = random_matrix(1024, 256, words, codebook, device)
+        weight = reference_weight(matrix)
+        for rows, splits in ((1, 1), (16, 3), (40, 2)):
+            if time.monotonic() > deadline:
+                return {"cases": checked, "failures": [*failures, "out of time"]}
+            if device.type == "cuda":
+                architecture = "{}.{}".format(*torch.cuda.get_device_capability(device))
+                plan = Plan(architecture, 1024, 256, (rows, rows), 16, splits, True)
+                ops.set_plans([plan])
+            x = torch.randn(rows, matrix.k, device=device)
+            error, wrong = _compare(x, matrix, weight, UNROUNDED_BOUND, exact=False)
+            worst = max(worst, error)
+            failures += wrong
+            checked += 1
+    if device.type == "cuda":
+        ops.set_plans([])
+    return {"cases": checked, "worst_error": worst, "failures": failures}
+
+
+def _compare(
+    x: torch.Tensor,
+    matrix: Matrix,
+    weight: torch.Tensor,
+    bound: float,
+    **options: bool,
+) -> tuple[float, list[str]]:
+    """The error of a product by `ops.linear`, and what is wrong with it."""
+    need = workspace.linear_bytes(len(x), matrix.k, matrix.shards, x.device)
+    workspace.reserve(x.device, need)
+    # Twice: the first run must leave the workspace as it found it.
+    runs = [
+        ops.linear(
+            x,
+            matrix.trellis,
+            matrix.suh,
+            matrix.svh,
+            None,
+            matrix.shards,
+            **options,
+        )
+        for _ in range(2)
+    ]
+    error = relative_error(runs[0], x.double().cpu() @ weight)
+    case = (
+        f"[{len(x)}, {matrix.k}] x [{matrix.k}, {matrix.n}], {matrix.words} words, "
+        f"codebook {matrix.codebook}, {x.dtype}, {options}"
+    )
+    failures = []
+    if not error < bound + ROUNDING[x.dtype]:
+        failures.append(f"{case}: error {error:.2e}")
+    if not torch.equal(*runs):
+        failures.append(f"{case}: two runs differ")
+    return error, failures
 
 
 def check_dequant(device: torch.device, deadline: float) -> dict[str, Any]:
@@ -170,6 +212,7 @@ def check_moe(device: torch.device, deadline: float) -> dict[str, Any]:
 CHECKS: dict[str, Callable[[torch.device, float], dict[str, Any]]] = {
     "dequant": check_dequant,
     "linear": check_linear,
+    "plans": check_plans,
     "moe": check_moe,
 }
 

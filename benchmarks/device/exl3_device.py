@@ -37,6 +37,7 @@ MINUTES = 8.0
 SHARES = {
     "dequant": 0.1,
     "linear": 0.3,
+    "plans": 0.1,
     "moe": 0.25,
     "graphs": 0.1,
     "rates": 1.0,

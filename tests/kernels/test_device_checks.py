@@ -50,10 +50,9 @@ def test_right_results_pass(name):
 
 @pytest.mark.parametrize("name", correctness.CHECKS)
 def test_wrong_results_are_reported(name, monkeypatch):
-    right = getattr(ops, name)
-    monkeypatch.setattr(
-        ops, name, lambda *args, **kwargs: right(*args, **kwargs) * 1.01
-    )
+    op = "linear" if name == "plans" else name
+    right = getattr(ops, op)
+    monkeypatch.setattr(ops, op, lambda *args, **kwargs: right(*args, **kwargs) * 1.01)
     found = correctness.CHECKS[name](CPU, soon())
     assert len(found["failures"]) >= found["cases"] - 1  # a token may have no expert
 

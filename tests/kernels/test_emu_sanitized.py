@@ -16,7 +16,11 @@ CHOSEN = " or ".join(
     [
         *(f"test_every_kernel[{kind}]" for kind in ("48-1-16", "112-0-64", "24-2-128")),
         *("test_fused", "test_dequantized_with", "test_hadamard", "test_slices"),
-        "test_experts_elsewhere",
+        *(
+            "test_experts_elsewhere",
+            "test_integers_of_unusual_rows",
+            "test_unrounded_weights_of",
+        ),
     ]
 )
 
