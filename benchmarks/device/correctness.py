@@ -176,7 +176,7 @@ def check_dequant(device: torch.device, deadline: float) -> dict[str, Any]:
 def check_moe(device: torch.device, deadline: float) -> dict[str, Any]:
     """Mixed bits, empty experts, skipped slots, an expert map."""
     hidden, intermediate = 512, 256
-    failures = []
+    failures: list[str] = []
     worst = 0.0
     checked = 0
     for width, top_k in MOE_WIDTHS:
