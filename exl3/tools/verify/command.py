@@ -183,10 +183,9 @@ def _plain(check: Check) -> dict[str, Any]:
 
 
 def _ranks(text: str) -> int:
-    ranks = int(text)
-    if ranks < 1:
-        raise argparse.ArgumentTypeError("expected at least 1")
-    return ranks
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of ranks")
+    return int(text)
 
 
 def _engine_argument(text: str) -> tuple[str, Any]:

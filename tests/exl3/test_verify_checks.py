@@ -294,7 +294,13 @@ def test_options_reach_the_engine(verify):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--tp", "0"], ["--engine-arg", "seed"], ["--engine-arg", "=3"]]
+    "arguments",
+    [
+        ["--tp", "0"],
+        ["--tp", "two"],
+        ["--engine-arg", "seed"],
+        ["--engine-arg", "=3"],
+    ],
 )
 def test_a_wrong_argument_ends_with_two(verify, arguments):
     with pytest.raises(SystemExit) as exit:
