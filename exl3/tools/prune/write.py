@@ -23,7 +23,6 @@ from exl3.tools.shared.staging import StagedCheckpoint
 _LEAST_SHARD, _MOST_SHARD = 1 << 29, 4 << 30
 
 
-
 def write_pruned(
     source: Source, kept: Kept, record: Mapping[str, Any], out: StagedCheckpoint
 ) -> None:
