@@ -222,8 +222,8 @@ class _Planner:
         known = self.dense_experts.setdefault(name, pattern)
         if bool(known) != bool(pattern):
             raise ToolError(
-                f"--dense {known or pattern}: matches some of the experts of {name} "
-                f"and not {module}; the experts of a layer are stored in one way"
+                f"--dense {known or pattern}: matches some experts of {name} and not "
+                "others; the experts of a layer are stored in one way"
             )
         if pattern or part.layer is None or self._is_kept_draft(part.layer):
             part.kept += fields.values()

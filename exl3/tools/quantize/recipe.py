@@ -86,9 +86,9 @@ class Recipe:
             lowest: Bits = min(rates)
         else:
             assert bits is not None
-            lowest = math.floor(bits)
             if not 1 <= bits <= MAX_BITS:
                 raise ToolError(f"--bits {bits}: expected 1 to {MAX_BITS}")
+            lowest = math.floor(bits)
         found = cls(
             bits=bits,
             attn_bits=_default(attn_bits, math.ceil(bits), ranks),
