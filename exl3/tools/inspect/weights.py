@@ -17,6 +17,7 @@ from exl3.checkpoint.file_header import TensorHeader
 from exl3.checkpoint.matrix import Matrix
 from exl3.checkpoint.plan import Survey, text_config
 from exl3.checkpoint.ranks import (
+    MAX_SIZE,
     Blocks,
     Cut,
     blocks_around,
@@ -58,30 +59,24 @@ class RankWeights:
     def __init__(self, found: Survey, config: Mapping[str, Any]):
         self._text = text_config(config)
         self._num_layers = decoder_layers(self._text)
-        self._plan = found.checkpoint.plan
         self._heads = kv_heads(self._text)
-        # Layers are alike, so there are few different matrices.
-        self._linears: Counter[tuple[bool, Matrix, Cut, int]] = Counter()
-        self._decoded = {True: 0, False: 0}
-        self._absorbed = {True: 0, False: 0}
-        self._dense: Counter[tuple[bool, int, Cut]] = Counter()
-        for module, matrix in self._plan.linears.items():
+        self._vocabulary = padded_vocabulary(self._text)
+        self._trunk, self._draft = _Modules(), _Modules()
+        plan, modules = found.checkpoint.plan, found.modules
+        for module, matrix in plan.linears.items():
             if self._is_held(module):
                 self._add_linear(module, matrix)
-        modules = found.modules
+        for name, layer in plan.experts.items():
+            self._of(name).experts.append((name, layer))
         for module, fields in modules.dense.items():
             if self._is_held(module):
-                cut, is_draft = cut_of(module), self._is_draft(module)
                 for name, header in fields.items():
-                    self._add_dense(module, name, header, cut, is_draft)
-        for slices in modules.dense_experts.values():
+                    if not plan.is_superseded(header.name):
+                        self._add_dense(module, name, header)
+        for name, slices in modules.dense_experts.items():
             for part in slices:
-                cut = (
-                    Cut.ROWS if part.projection in ("down_proj", "w2") else Cut.COLUMNS
-                )
                 for header in part.fields.values():
-                    is_draft = self._is_draft(header.name)
-                    self._dense[is_draft, header.num_bytes, cut] += 1
+                    self._of(name).dense[header.num_bytes, MAX_SIZE] += 1
 
     def on(self, size: int) -> Weights:
         """What the fullest of so many ranks holds.
@@ -89,25 +84,18 @@ class RankWeights:
         Args:
             size: A tensor-parallel size that fits the checkpoint.
         """
-        common = {
-            is_draft: self._decoded[is_draft]
-            + self._absorbed[is_draft] // size
-            + self._experts(size, is_draft)
-            + sum(
-                count * (num_bytes if cut is Cut.WHOLE else -(-num_bytes // size))
-                for (of_draft, num_bytes, cut), count in self._dense.items()
-                if of_draft == is_draft
-            )
-            for is_draft in (False, True)
-        }
+        trunk, draft = self._trunk.common(size), self._draft.common(size)
         ranks = [
             Weights(
-                common[False] + self._linear_bytes(size, rank, False),
-                common[True] + self._linear_bytes(size, rank, True),
+                trunk + self._trunk.of_linears(size, rank, self._vocabulary),
+                draft + self._draft.of_linears(size, rank, self._vocabulary),
             )
             for rank in range(size)
         ]
         return max(ranks, key=lambda weights: weights.trunk + weights.draft)
+
+    def _of(self, module: str) -> "_Modules":
+        return self._draft if self._is_draft(module) else self._trunk
 
     def _is_draft(self, module: str) -> bool:
         layer = layer_of(module, self._num_layers)
@@ -125,61 +113,61 @@ class RankWeights:
         return has_indexer(self._text, layer, self._num_layers)
 
     def _add_linear(self, module: str, matrix: Matrix) -> None:
-        is_draft, name = self._is_draft(module), module.rpartition(".")[2]
+        held, name = self._of(module), module.rpartition(".")[2]
+        decoded = _BF16 * matrix.in_features * matrix.out_features
         if name in DECODED:
-            self._decoded[is_draft] += _BF16 * matrix.in_features * matrix.out_features
+            held.dense[decoded, 1] += 1
             return
         if name == "kv_b_proj":  # MLA decodes it once more, for its products
-            self._absorbed[is_draft] += _BF16 * matrix.in_features * matrix.out_features
-        most = most_parts(module, self._heads)
-        self._linears[is_draft, matrix, cut_of(module), most] += 1
+            held.dense[decoded, MAX_SIZE] += 1
+        held.linears[matrix, cut_of(module), most_parts(module, self._heads)] += 1
 
-    def _add_dense(
-        self, module: str, name: str, header: TensorHeader, cut: Cut, is_draft: bool
-    ) -> None:
-        if self._plan.is_superseded(header.name):
-            return
-        num_bytes = header.num_bytes
-        if name in STACKS:
-            cut = Cut.COLUMNS
+    def _add_dense(self, module: str, name: str, header: TensorHeader) -> None:
+        cut, num_bytes = cut_of(module), header.num_bytes
+        if cut is Cut.WHOLE and name not in STACKS:
+            parts = 1
         elif cut is Cut.ROWS and len(header.shape) < 2:
-            cut = Cut.WHOLE  # a bias of the sum
-        vocabulary, tokens = padded_vocabulary(self._text), header.shape[:1]
-        if cut is Cut.VOCABULARY and vocabulary and tokens > (0,):
-            num_bytes = num_bytes // tokens[0] * vocabulary
-        self._dense[is_draft, num_bytes, cut] += 1
+            parts = 1  # a bias of the sum
+        else:
+            parts = most_parts(module, self._heads)
+        tokens = header.shape[:1]
+        if cut is Cut.VOCABULARY and self._vocabulary and tokens > (0,):
+            num_bytes = num_bytes // tokens[0] * self._vocabulary
+        self._of(module).dense[num_bytes, parts] += 1
 
-    def _experts(self, size: int, is_draft: bool) -> int:
-        return sum(
-            expert_bytes(layer, name, size)
-            for name, layer in self._plan.experts.items()
-            if self._is_draft(name) == is_draft
-        )
 
-    def _linear_bytes(self, size: int, rank: int, is_draft: bool) -> int:
-        return sum(
-            count * self._one_linear(matrix, cut, size, rank, most)
-            for (of_draft, matrix, cut, most), count in self._linears.items()
-            if of_draft == is_draft
-        )
+class _Modules:
+    """The modules of a trunk or of its drafts. Layers are alike, so few differ."""
 
-    def _one_linear(
-        self, matrix: Matrix, cut: Cut, size: int, rank: int, most: int
-    ) -> int:
-        if most < size:  # a head of keys and values on several ranks
-            rank, size = rank // (size // most), most
-        rows, columns = matrix.in_features, matrix.out_features
-        held_rows, held = (
-            blocks_around(0, rows, rows),
-            blocks_around(0, columns, columns),
+    def __init__(self) -> None:
+        self.linears: Counter[tuple[Matrix, Cut, int]] = Counter()  # most parts
+        self.dense: Counter[tuple[int, int]] = Counter()  # bytes and most parts
+        self.experts: list[tuple[str, ExpertLayer]] = []
+
+    def common(self, size: int) -> int:
+        """Bytes of what every one of so many ranks holds as much of."""
+        dense = sum(
+            count * -(-num_bytes // min(size, most))
+            for (num_bytes, most), count in self.dense.items()
         )
-        if cut is Cut.ROWS:
-            held_rows = _part(rows, rows, size, rank)
-        elif cut is Cut.COLUMNS:
-            held = _part(columns, columns, size, rank)
-        elif cut is Cut.VOCABULARY:
-            held = _part(padded_vocabulary(self._text) or columns, columns, size, rank)
-        return linear_bytes(matrix, held_rows, held)
+        return dense + sum(expert_bytes(it, name, size) for name, it in self.experts)
+
+    def of_linears(self, size: int, rank: int, vocabulary: int | None) -> int:
+        """Bytes that a rank holds of the EXL3 linear layers."""
+        total = 0
+        for (matrix, cut, most), count in self.linears.items():
+            k, n = matrix.in_features, matrix.out_features
+            rows, columns = blocks_around(0, k, k), blocks_around(0, n, n)
+            parts = min(size, most)
+            part = rank // (size // parts)  # several ranks may hold the same heads
+            if cut is Cut.ROWS:
+                rows = _part(k, k, parts, part)
+            elif cut is Cut.COLUMNS:
+                columns = _part(n, n, parts, part)
+            elif cut is Cut.VOCABULARY:
+                columns = _part(vocabulary or n, n, parts, part)
+            total += count * linear_bytes(matrix, rows, columns)
+        return total
 
 
 def _part(features: int, stored: int, size: int, rank: int) -> Blocks:
