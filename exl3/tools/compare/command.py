@@ -4,7 +4,7 @@
 
 Each of A and B is a checkpoint's folder or a server's address, such as
 http://localhost:8000. Checkpoints run here in float32, one layer in memory at a time.
-A server must be vLLM's: it is asked for the log-probabilities of its own text.
+A server must be vLLM's: it is asked for the log-probabilities of its prompt.
 
 A is the reference. The KL divergence is KL(A || B), in nats a token: what is lost by
 B standing in for A. A server gives the log-probabilities of a few tokens only. All
