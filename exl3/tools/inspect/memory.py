@@ -3,7 +3,7 @@
 """What serving takes of each GPU's memory, and how long a KV cache the rest holds."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from exl3.checkpoint.agreement import decoder_layers
@@ -32,6 +32,7 @@ class Memory:
     kv_bytes: Mapping[str, int]  # of one token, by dtype; empty if not told
     kv_kind: str | None
     kv_tokens: Mapping[str, int]  # that fit, by dtype; empty without a GPU's memory
+    fits: bool = True  # what is not KV cache, as far as the GPU's memory is known
 
     @property
     def fixed(self) -> int:
@@ -79,7 +80,7 @@ def memory_by_size(
                 for dtype, num_bytes in kv_bytes.items()
                 if num_bytes
             }
-            memory = Memory(**{**vars(memory), "kv_tokens": tokens})
+            memory = replace(memory, kv_tokens=tokens, fits=rest > 0)
         result.append(memory)
     return result
 

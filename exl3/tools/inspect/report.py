@@ -117,34 +117,38 @@ def _problems(
         )
     if machine.gpu_bytes is None:
         return problems
-    needed = length or 1
-    fitting = [
-        it.size for it in memory if max(it.kv_tokens.values(), default=1) >= needed
-    ]
     asked = [it for it in memory if it.size == machine.tp] if machine.tp else memory
-    if not asked or any(it.size in fitting for it in asked):
+    needed = length or 1
+    if not asked or any(_fits(it, "bfloat16", needed) for it in asked):
         return problems
-    best = max(asked, key=lambda it: max(it.kv_tokens.values(), default=0))
-    gpu, usable = machine.gpu_bytes, int(machine.gpu_bytes * UTILIZATION)
+    best = max(asked, key=lambda it: (it.kv_tokens.get("fp8", 0), it.size))
+    others = [it.size for it in memory if _fits(it, "bfloat16", needed)]
+    what = f"--gpu-memory {machine.gpu_bytes / GIB:g} on {best.size} GPUs"
     if not any(best.kv_tokens.values()):
-        problem = (
-            f"{best.size} GPUs of {gpu / GIB:g} GiB are too small: a GPU needs "
-            f"{_gib(best.weights + best.draft)} for weights, {_gib(best.workspace)} "
-            f"for workspace and {_gib(ALLOWANCE)} allowed for the rest, of "
-            f"{_gib(usable)} that vLLM takes"
+        what += (
+            f" is too small: each needs {_gib(best.weights + best.draft)} for "
+            f"weights, {_gib(best.workspace)} for workspace and {_gib(ALLOWANCE)} for "
+            f"the rest, of {_gib(int(machine.gpu_bytes * UTILIZATION))} that vLLM takes"
         )
-        remedy = "use larger GPUs, or fewer bits per weight"
     else:
-        tokens = max(best.kv_tokens.values())
-        problem = (
-            f"{best.size} GPUs of {gpu / GIB:g} GiB hold a KV cache of {tokens} "
-            f"tokens, and --max-model-len is {length}"
+        what += (
+            f" holds a KV cache of {best.kv_tokens['bfloat16']} tokens, and "
+            f"--max-model-len is {needed}"
         )
-        remedy = f"ask for at most {tokens}"
-    others = [size for size in fitting if size != machine.tp]
     if others:
         remedy = f"use --tensor-parallel-size {others[0]}, where it fits"
-    return [*problems, f"{problem}; {remedy}"]
+    elif _fits(best, "fp8", needed):
+        remedy = f"use --kv-cache-dtype fp8, which holds {best.kv_tokens['fp8']}"
+    elif any(best.kv_tokens.values()):
+        remedy = f"ask for at most {max(best.kv_tokens.values())}, with an fp8 cache"
+    else:
+        remedy = "use more or larger GPUs, or fewer bits per weight"
+    return [*problems, f"{what}; {remedy}"]
+
+
+def _fits(memory: Memory, dtype: str, tokens: int) -> bool:
+    """Whether so many tokens fit; yes if the config does not tell what they take."""
+    return memory.fits and memory.kv_tokens.get(dtype, tokens) >= tokens
 
 
 def _gib(num_bytes: int) -> str:

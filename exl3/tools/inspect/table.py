@@ -132,7 +132,8 @@ def _memory(report: Mapping[str, Any]) -> Iterator[str]:
     heads += [f"tokens {dtype}" for dtype in tokens]
     table = [tuple(heads)]
     for row in memory:
-        cells = [str(row["size"]), _bytes(row["weights"])]
+        weights = _bytes(row["weights"]) + ("" if row["fits"] else " (too much)")
+        cells = [str(row["size"]), weights]
         cells += [_bytes(row["draft"])] if has_draft else []
         cells += [_bytes(row["workspace"])]
         cells += [_bytes(row["kv_bytes"][dtype]) for dtype in dtypes]
@@ -146,7 +147,7 @@ def _memory(report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _count(tokens: int) -> str:
-    return f"{tokens:,}" if tokens else "does not fit"
+    return f"{tokens:,}" if tokens else "none"
 
 
 def _bytes(size: int) -> str:
