@@ -10,6 +10,7 @@ from exl3.tools.shared.errors import ToolError
 
 #: Told apart in any kind of colour vision (Okabe and Ito, 2008).
 _EXPERTS, _LINEARS, _MEAN = "#0072B2", "#D55E00", "#000000"
+_MIXED = "#CC79A7"  # experts whose matrices differ
 _OTHER = "#BBBBBB"  # what is not EXL3
 _DRAFT = "#E4E4E4"
 
@@ -78,6 +79,7 @@ def _widths(axes: Any, layers: list[Mapping[str, Any]]) -> None:
         tier: shades(0.15 + 0.7 * at / max(1, len(rated) - 1))
         for at, tier in enumerate(rated)
     }
+    colors["mixed"] = _MIXED
     x = [layer["layer"] for layer in layers]
     bottom = [0] * len(layers)
     for tier in tiers:
@@ -90,7 +92,7 @@ def _widths(axes: Any, layers: list[Mapping[str, Any]]) -> None:
             color=colors.get(tier, _OTHER),
             edgecolor="white",
             linewidth=0.3,
-            label=f"K{tier}" if tier in colors else tier,
+            label=f"K{tier}" if tier in rated else tier,
         )
         bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
     axes.set_ylabel("routed experts")
@@ -159,5 +161,8 @@ def _by_tier(experts: Mapping[str, int]) -> dict[str, int]:
     return counts
 
 
-def _order(tier: str) -> tuple[bool, float, str]:
-    return not tier[0].isdigit(), float(tier) if tier[0].isdigit() else 0.0, tier
+def _order(tier: str) -> tuple[float, str]:
+    """By bits, then mixed ones, then those that are not EXL3."""
+    if tier[0].isdigit():
+        return float(tier), tier
+    return (99.0 if tier == "mixed" else 100.0), tier
