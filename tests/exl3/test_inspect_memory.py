@@ -104,6 +104,16 @@ def test_only_what_a_server_holds_counts(tmp_path):
     )
 
 
+@pytest.mark.parametrize("is_exl3", [True, False])
+def test_tied_embeddings_are_held_once_unless_the_head_is_exl3(tmp_path, is_exl3):
+    config = {"num_hidden_layers": 1, "vocab_size": 512, "tie_word_embeddings": True}
+    make = linear if is_exl3 else dense
+    tensors = dense("model.embed_tokens", 128, 512) | make("lm_head", 128, 512)
+    found = survey(write_folder(tmp_path, tensors, config), config, Problems())
+    head = 128 * 512 // 2 + 2 * (128 + 512) if is_exl3 else 0
+    assert RankWeights(found, config).on(1) == Weights(2 * 128 * 512 + head, 0)
+
+
 def test_the_workspace_is_the_sum_of_what_may_overlap(tmp_path):
     """Layers in turn share; shared experts and a draft have their own."""
     config = {"num_hidden_layers": 2, "num_nextn_predict_layers": 1}

@@ -86,14 +86,14 @@ def run(options: argparse.Namespace) -> int:
         if error not in problems.found:
             problems.found.append(error)
     told = [*map(str, problems.found), *report.get("problems", ())]
-    if options.json:
-        print(json.dumps({"path": options.path, **report, "problems": told}, indent=2))
-    elif report:
-        print("\n".join(lines(report, options.all)), flush=True)
     if report and options.plot is not None:
         from exl3.tools.inspect.plot import draw
 
         draw(report, options.plot, title=Path(options.path).name)
+    if options.json:
+        print(json.dumps({"path": options.path, **report, "problems": told}, indent=2))
+    elif report:
+        print("\n".join(lines(report, options.all)), flush=True)
     _tell(told)
     return 1 if told else 0
 

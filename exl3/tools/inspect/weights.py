@@ -66,10 +66,11 @@ class RankWeights:
         for module, matrix in plan.linears.items():
             if self._is_held(module):
                 self._add_linear(module, matrix)
+        tied = self._text.get("tie_word_embeddings") is True
         for name, layer in plan.experts.items():
             self._of(name).experts.append((name, layer))
         for module, fields in modules.dense.items():
-            if self._is_held(module):
+            if self._is_held(module) and not (tied and module == "lm_head"):
                 for name, header in fields.items():
                     if not plan.is_superseded(header.name):
                         self._add_dense(module, name, header)
@@ -105,8 +106,6 @@ class RankWeights:
         """Whether a server holds a module of its own."""
         if self._is_draft(module):
             return not module.endswith(_SHARED_WITH_TARGET)
-        if module == "lm_head":
-            return self._text.get("tie_word_embeddings") is not True
         layer = layer_of(module, self._num_layers)
         if layer is None or ".indexer." not in module:
             return True
