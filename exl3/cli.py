@@ -10,11 +10,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from exl3.format.errors import CheckpointError
-from exl3.tools import inspect
+from exl3.tools.compare import command as compare
+from exl3.tools.graft import command as graft
+from exl3.tools.inspect import command as inspect
+from exl3.tools.prune import command as prune
+from exl3.tools.quantize import command as quantize
 from exl3.tools.shared.errors import ToolError
+from exl3.tools.verify import command as verify
 
 #: The modules of the commands, each with `add_command`, in the order of the help.
-COMMANDS: tuple[Any, ...] = (inspect,)
+COMMANDS: tuple[Any, ...] = (inspect, prune, quantize, graft, verify, compare)
 #: What to do about an error of the system.
 _REMEDIES = {
     errno.ENOSPC: "free some space, and run it again",

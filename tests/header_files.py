@@ -177,6 +177,10 @@ def write_glm52(folder: Path) -> int:
         "num_attention_heads": 64,
         "hidden_size": 6144,
         "moe_intermediate_size": 2048,
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+        "index_topk": 2048,
+        "index_head_dim": 128,
         "hybrid_tr3_tail": tail(
             4,
             (3, 77),

@@ -8,6 +8,7 @@ from pathlib import Path
 from reprlib import repr as brief  # a hostile value must not fill the log
 from typing import Any
 
+from exl3.checkpoint.graft_record import refuse_half_grafted
 from exl3.checkpoint.json_files import is_file, read_json
 from exl3.format.errors import MetadataError, UnsupportedFormatError
 from exl3.format.metadata import QUANT_METHOD, QuantizationConfig, refuse_siblings
@@ -82,6 +83,7 @@ def read_metadata(folder: Path, config: Mapping[str, Any]) -> Metadata:
             another format.
     """
     found = Metadata()
+    refuse_half_grafted(folder)
     if (folder / _SIBLING_FILE).exists():
         raise UnsupportedFormatError(
             f"{_SIBLING_FILE}: marks a format that resembles EXL3 and is not supported"

@@ -133,7 +133,7 @@ def survey(folder: Path, config: Mapping[str, Any], problems: Problems) -> Surve
     Raises:
         CheckpointError: The checkpoint contradicts itself or cannot be served.
     """
-    with _no_collection():
+    with without_collection():
         metadata = Metadata()
         with problems.noted():
             metadata = read_metadata(folder, config)
@@ -176,7 +176,7 @@ def _is_draft(grouped: Mapping[str, Fields], num_layers: int) -> bool:
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def without_collection() -> Iterator[None]:
     """Puts off the search for reference cycles.
 
     None are made here, and among the objects of a million tensors the search takes

@@ -10,6 +10,7 @@ columns or rows of others.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, NamedTuple
 
 from exl3.checkpoint.experts import ExpertLayer
@@ -27,11 +28,34 @@ _CUT_COLUMNS = {
     *("in_proj_qkvz", "in_proj_qkv", "in_proj_z"),
 }
 _CUT_ROWS = {"o_proj", "down_proj", "out_proj", "w2"}
+#: Tables over the vocabulary, which ranks cut by rows of tokens.
+_CUT_VOCABULARY = {"embed_tokens", "lm_head", "head"}
+#: vLLM fills the vocabulary up to a multiple of this, and ranks divide that.
+_VOCABULARY_STEP = 64
 #: Counts in a config that the ranks must divide.
 _DIVIDED = (
     *("num_attention_heads", "linear_num_key_heads", "linear_num_value_heads"),
     "moe_intermediate_size",
 )
+
+
+class Cut(Enum):
+    """How ranks share a module that is no routed expert's."""
+
+    WHOLE = "whole"  # each of them has all of it
+    COLUMNS = "columns"  # each has some out-features
+    ROWS = "rows"  # each has some in-features
+    VOCABULARY = "vocabulary"  # each has some tokens
+
+
+def cut_of(module: str) -> Cut:
+    """How ranks share a module, by its name in the checkpoint."""
+    name = module.rpartition(".")[2]
+    if name in _CUT_COLUMNS:
+        return Cut.COLUMNS
+    if name in _CUT_ROWS:
+        return Cut.ROWS
+    return Cut.VOCABULARY if name in _CUT_VOCABULARY else Cut.WHOLE
 
 
 @dataclass(frozen=True)
@@ -151,7 +175,13 @@ def problem_with(
         count = _count(text, field)
         if count is not None and count % size:
             return f"config.json: {size} ranks do not divide {field} {count}"
-    heads = _kv_heads(text)
+    vocabulary = padded_vocabulary(text)
+    if vocabulary is not None and vocabulary % size:
+        return (
+            f"config.json: {size} ranks do not divide the vocabulary, vocab_size "
+            f"{text['vocab_size']} filled up to {vocabulary}"
+        )
+    heads = kv_heads(text)
     if heads is not None and heads % size and size % heads:
         return (
             f"config.json: {size} ranks neither divide num_key_value_heads {heads} nor "
@@ -177,19 +207,18 @@ def inner_cuts(
 
     They are served, and a block that two ranks touch is computed by both.
     """
-    heads = _kv_heads(text_config(config))
+    heads = kv_heads(text_config(config))
     legal = legal_sizes(plan, config)
     found = []
     for module, matrix in plan.linears.items():
-        name = module.rpartition(".")[2]
-        if name in _CUT_COLUMNS:
+        cut = cut_of(module)
+        if cut is Cut.COLUMNS:
             dimension, features = "out-features", matrix.out_features
-        elif name in _CUT_ROWS:
+        elif cut is Cut.ROWS:
             dimension, features = "in-features", matrix.in_features
         else:
             continue
-        # Several ranks may hold the same head of keys and values.
-        most = heads if name in ("k_proj", "v_proj") and heads else MAX_SIZE
+        most = most_parts(module, heads)
 
         def is_between(size: int, features: int = features, most: int = most) -> bool:
             return features % (HADAMARD * min(size, most)) == 0
@@ -207,7 +236,24 @@ def _by_layer(plan: CheckpointPlan) -> list[tuple[ExpertLayer, str]]:
     return [(layer, name) for name, layer in plan.experts.items()]
 
 
-def _kv_heads(text: Mapping[str, Any]) -> int | None:
+def most_parts(module: str, heads: int | None) -> int:
+    """Parts that a module is cut into at most.
+
+    Args:
+        module: Its name. Several ranks may hold the same head of keys and values.
+        heads: Of keys and values; None if they have none of their own.
+    """
+    name = module.rpartition(".")[2]
+    return heads if name in ("k_proj", "v_proj") and heads else MAX_SIZE
+
+
+def padded_vocabulary(text: Mapping[str, Any]) -> int | None:
+    """Tokens of the vocabulary that the ranks divide, or None if not stated."""
+    size = _count(text, "vocab_size")
+    return None if size is None else -(-size // _VOCABULARY_STEP) * _VOCABULARY_STEP
+
+
+def kv_heads(text: Mapping[str, Any]) -> int | None:
     """Heads of keys and values, or None where all heads share one latent vector."""
     return None if text.get("kv_lora_rank") else _count(text, "num_key_value_heads")
 

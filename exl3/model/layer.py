@@ -72,14 +72,23 @@ class Head:
     """A norm and the matrix that gives logits."""
 
     def __init__(
-        self, skeleton: Skeleton, tensors: TensorSource, norm: str, modules: list[str]
+        self, skeleton: Skeleton, tensors: TensorSource, norm: str, own: str = "lm_head"
     ):
+        """Reads it.
+
+        Args:
+            skeleton: Of the model.
+            tensors: Where it is stored.
+            norm: The norm's name.
+            own: The matrix's name. A draft that has none uses the trunk's.
+        """
         self.norm = skeleton.norm()
         fill(self.norm, tensors, norm)
         config = skeleton.config
+        trunk = "model.embed_tokens" if config.tie_word_embeddings else "lm_head"
+        has_own = own != "lm_head" and tensors.has_module(own)
         shape = (config.vocab_size, config.hidden_size)
-        stored = [module for module in modules if tensors.has_module(module)]
-        self.weight = tensors.dense((stored or modules)[0], shape).float()
+        self.weight = tensors.dense(own if has_own else trunk, shape).float()
 
     @torch.no_grad()
     def __call__(self, hidden: Tensor) -> Tensor:
@@ -128,11 +137,11 @@ class DraftLayer(StreamedLayer):
             skeleton,
             tensors,
             f"{self.name}.shared_head.norm",
-            [f"{self.name}.shared_head.head", "lm_head", "model.embed_tokens"],
+            f"{self.name}.shared_head.head",
         )
 
     @torch.no_grad()
-    def __call__(self, hidden: Tensor, next_tokens: Tensor) -> Tensor:  # type: ignore[override]
+    def __call__(self, hidden: Tensor, next_tokens: Tensor) -> Tensor:
         """The layer's hidden states `[B, T, H]`, for `head`.
 
         Args:

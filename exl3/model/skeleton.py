@@ -7,7 +7,7 @@ place, and the model runs over it.
 """
 
 from collections.abc import Mapping
-from copy import deepcopy
+from copy import copy, deepcopy
 from typing import Any
 
 import torch
@@ -102,12 +102,10 @@ class Skeleton:
 
     def run(self, layer: nn.Module, hidden: Tensor) -> Tensor:
         """Runs a layer over hidden states `[B, T, H]` from the first position on."""
-        self._model.layers = nn.ModuleList([layer])
-        try:
-            output = self._model(inputs_embeds=hidden, use_cache=False)
-        finally:
-            self._model.layers = nn.ModuleList()
-        return output.last_hidden_state
+        # A model of its own for every call: threads may run layers side by side.
+        model = copy(self._model)
+        model._modules = {**model._modules, "layers": nn.ModuleList([layer])}
+        return model(inputs_embeds=hidden, use_cache=False).last_hidden_state
 
 
 class _EveryToken(nn.Module):

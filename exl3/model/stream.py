@@ -16,13 +16,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from exl3.checkpoint.expert_widths import resolve_widths
 from exl3.checkpoint.layers import LayerPlan
 from exl3.checkpoint.plan import Checkpoint, read_config, read_with_modules, text_config
 from exl3.format.errors import TensorError
-from exl3.model.layer import DraftLayer, Head, StreamedLayer
+from exl3.model.layer import DraftLayer, Head, StreamedLayer, fill
 from exl3.model.skeleton import Skeleton
 from exl3.model.tensors import TensorSource
 
@@ -116,12 +116,13 @@ class StreamedModel:
         self.tensors.release()
         return layer
 
+    def norm(self, name: str) -> nn.Module:
+        """A norm of hidden states: `model.norm`, or a draft's `shared_head.norm`."""
+        norm = self._skeleton.norm()
+        fill(norm, self.tensors, name)
+        return norm
+
     @cached_property
     def head(self) -> Head:
         """Gives the logits `[B, T, V]` of the last layer's hidden states."""
-        return Head(
-            self._skeleton,
-            self.tensors,
-            "model.norm",
-            ["lm_head", "model.embed_tokens"],
-        )
+        return Head(self._skeleton, self.tensors, "model.norm")

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from exl3.tools.hessian import Hessian
+from exl3.tools.quantize.hessian import Hessian
 from tools.demo_model import export
 from tools.demo_model.calibrate import BATCH, SEED, WINDOW, calibrate
 from tools.demo_model.load import load_checkpoint, model_config

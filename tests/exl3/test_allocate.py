@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from exl3.tools.allocate import RELATIVE_ERROR, allocate_bits
+from exl3.tools.quantize.allocate import RELATIVE_ERROR, allocate_bits
 
 SENSITIVITIES = {"a": 5.0, "b": 1.0, "c": 40.0, "d": 0.1, "e": 7.0}
 

@@ -212,9 +212,7 @@ def test_seed_decides_the_signs():
 @pytest.mark.parametrize("hessian", [None, torch.eye(256)])
 def test_progress(hessian):
     seen = []
-    quantize_linear(
-        gaussian(256, 384), 4, Codebook.MCG, hessian, progress=seen.append
-    )
+    quantize_linear(gaussian(256, 384), 4, Codebook.MCG, hessian, progress=seen.append)
     assert sum(seen) == 256 * 384
     assert len(seen) > 3
 

@@ -19,9 +19,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from exl3.checkpoint.expert_widths import resolve_widths
-from exl3.checkpoint.plan import read_config, read_with_modules, text_config
+from exl3.checkpoint.plan import (
+    read_config,
+    read_with_modules,
+    survey,
+    text_config,
+)
+from exl3.checkpoint.problems import Problems
 from exl3.format.errors import CheckpointError
-from exl3.tools.inspect import summarize
+from exl3.tools.inspect.report import Machine, summarize
+from exl3.tools.inspect.table import lines as table_lines
 from tests.header_files import (
     INDEX_FILE,
     SHARED_H_SCHEMA,
@@ -297,10 +304,13 @@ def check(files: Files) -> None:
                 write_file(folder / file, *content)
         try:
             config = read_config(folder)
-            checkpoint, modules = read_with_modules(folder, config)
-            widths = resolve_widths(text_config(config), checkpoint.widths)
-            json.dumps(summarize(checkpoint.plan, modules, config, widths))
-            lines = checkpoint.plan.warnings
+            found = survey(folder, config, Problems())
+            widths = resolve_widths(text_config(config), found.checkpoint.widths)
+            machine = Machine(gpu_bytes=2**34, max_model_len=4096)
+            report = summarize(found, config, widths, machine)
+            json.dumps(report)
+            assert list(table_lines(report))
+            lines = (*found.checkpoint.plan.warnings, *report["problems"])
         except CheckpointError as error:
             lines = (str(error),)
         for line in lines:

@@ -3,6 +3,7 @@
 """A million tensors are planned in seconds, and in memory that any machine has."""
 
 import json
+import resource
 import subprocess
 import sys
 
@@ -62,11 +63,18 @@ def test_the_work_for_a_name_does_not_grow_with_their_number(tmp_path, monkeypat
     ]
 
 
-@pytest.mark.slow
-def test_glm52_in_four_slices(tmp_path):
-    tensors = write_glm52(tmp_path)
+@pytest.fixture(scope="module")
+def glm52(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("glm52")
+    tensors = write_glm52(folder)
     assert tensors > 921_600
-    command = [sys.executable, "-c", _MEASURE, str(tmp_path)]
+    return folder, tensors
+
+
+@pytest.mark.slow
+def test_glm52_in_four_slices(glm52):
+    folder, tensors = glm52
+    command = [sys.executable, "-c", _MEASURE, str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)
     print(f"{tensors} tensors:", found)
@@ -75,3 +83,35 @@ def test_glm52_in_four_slices(tmp_path):
     assert found["pickled_bytes"] < 2e6
     # About 5 s on an idle core; this bound holds on a busy one too.
     assert found["cpu_seconds"] < 40
+
+
+@pytest.mark.slow
+def test_glm52_is_inspected(glm52):
+    folder, tensors = glm52
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    command = [sys.executable, "-m", "exl3.cli", "inspect", str(folder), "--json"]
+    done = subprocess.run(
+        [*command, "--gpu-memory", "96", "--gpus", "4", "--max-model-len", "131072"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    print(
+        f"{tensors} tensors: {seconds:.1f} s, {after.ru_maxrss / 1024:.0f} MB at most"
+    )
+    report = json.loads(done.stdout)
+    assert report["tensors"] == tensors
+    assert report["bits_per_weight"] == 3.5
+    assert report["exl3_weights"] == 75 * 256 * 3 * 6144 * 2048
+    assert report["layers"][3]["experts"] == {"3": 128, "4": 128}
+    assert report["tensor_parallel"] == [1, 2, 4, 8, 16]
+    one, _, four = report["memory"]
+    # Slices are shared out; what is dense and whole on every GPU is not.
+    assert one["weights"] / 4 < four["weights"] < one["weights"] / 3.8
+    assert four["kv_bytes"] == {"bfloat16": 78 * (1152 + 132), "fp8": 78 * (656 + 132)}
+    assert four["kv_tokens"]["bfloat16"] > 0 and not one["kv_tokens"]["bfloat16"]
+    # About 6.5 s of an idle core; this bound holds on a busy one too.
+    assert seconds < 30
+    assert after.ru_maxrss * 1024 < 1e9

@@ -4,12 +4,11 @@
 
 import json
 
-import torch
-
+from exl3.checkpoint.file_header import TensorHeader
 from exl3.format.constants import Codebook
 from exl3.format.metadata import QuantizationConfig
 from exl3.format.tail import Tail
-from exl3.tools import metadata
+from exl3.tools.quantize import metadata
 
 BITS = {1: [3, 4, 3], 2: [4, 4], 3: [3, 3, 3]}
 
@@ -29,20 +28,24 @@ def test_quantization_config_is_what_the_reader_expects():
     written = metadata.quantization_config("mixed", 6, Codebook.MCG)
     found = QuantizationConfig.parse(written, "config")
     assert found == QuantizationConfig(None, 6, Codebook.MCG)
-    written = metadata.quantization_config(4, 6, Codebook.INST3)
+    written = metadata.quantization_config(4, 6, Codebook.INST3, ignore=["a*"])
+    assert written["ignore"] == ["a*"]
     found = QuantizationConfig.parse(written, "config")
     assert found == QuantizationConfig(4, 6, Codebook.INST3)
 
 
 def test_storage_lists_each_module_and_no_slice():
-    tensors = {
-        "model.embed_tokens.weight": torch.zeros(4, 8, dtype=torch.bfloat16),
-        "model.layers.0.q_proj.trellis": torch.zeros(8, 8, 40, dtype=torch.int16),
-        "model.layers.0.q_proj.suh": torch.zeros(128, dtype=torch.float16),
-        "model.layers.0.q_proj.svh": torch.zeros(128, dtype=torch.float16),
-        "model.layers.0.q_proj.mul1": torch.tensor(-2082680531, dtype=torch.int32),
-        "model.layers.1.mlp.experts.0.up_proj.rank0.suh": torch.zeros(128),
-    }
+    tensors = [
+        TensorHeader(name, dtype, shape, "model.safetensors")
+        for name, dtype, shape in (
+            ("model.embed_tokens.weight", "BF16", (4, 8)),
+            ("model.layers.0.q_proj.trellis", "I16", (8, 8, 40)),
+            ("model.layers.0.q_proj.suh", "F16", (128,)),
+            ("model.layers.0.q_proj.svh", "F16", (128,)),
+            ("model.layers.0.q_proj.mul1", "I32", ()),
+            ("model.layers.1.mlp.experts.0.up_proj.rank0.suh", "F16", (128,)),
+        )
+    ]
     storage = metadata.tensor_storage(tensors)
     assert storage.keys() == {"model.embed_tokens", "model.layers.0.q_proj"}
     assert storage["model.embed_tokens"] == {
@@ -61,5 +64,5 @@ def test_storage_lists_each_module_and_no_slice():
         "bits_per_weight": 2.5,
         "mul1_multiplier": 0x83DCD12D,
     }
-    assert stored.keys() == {name for name in tensors if ".q_proj." in name}
+    assert stored.keys() == {at.name for at in tensors if ".q_proj." in at.name}
     assert stored["model.layers.0.q_proj.mul1"]["shape"] == []

@@ -29,6 +29,7 @@ def test_what_is_left_out_is_offered_as_an_extra(metadata):
     assert metadata.extras == {
         "bench": ["pandas"],
         "multimodal": ["torchvision", 'torchaudio; platform_machine != "s390x"'],
+        "plot": ["matplotlib>=3.8"],
     }
 
 
@@ -44,7 +45,7 @@ def test_commands_are_those_of_upstream_and_the_library(metadata):
 def test_the_library_needs_torch_only():
     metadata = library_metadata()
     assert (metadata.name, metadata.requirements) == ("exl3", ["torch>=2.11"])
-    assert not metadata.extras
+    assert metadata.extras == {"plot": ["matplotlib>=3.8"]}
     assert metadata.entry_points == {"console_scripts": ["exl3 = exl3.cli:main"]}
 
 

@@ -10,6 +10,8 @@ import pytest
 
 from tests.serving.generate import MTP, Case, run
 
+pytestmark = pytest.mark.slow
+
 #: The largest difference of a log-probability.
 TOLERANCE = 0.02
 #: Each worker loads the emulated kernels before it builds a model.
@@ -25,6 +27,10 @@ CASES = {
     "every format": DRAFT,
     "two ranks": DRAFT,
     "two ranks, cut": {"tensor_parallel_size": 2},
+    "every format, by experts": {
+        "tensor_parallel_size": 2,
+        "enable_expert_parallel": True,
+    },
     "padded": {},
 }
 

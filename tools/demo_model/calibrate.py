@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from exl3.tools.hessian import Hessian
+from exl3.tools.quantize.hessian import Hessian
 from tools.demo_model.data import Data
 from tools.demo_model.export import hf_name
 from tools.demo_model.layers import Linear

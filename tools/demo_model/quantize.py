@@ -24,9 +24,9 @@ from tqdm import tqdm
 from exl3.checkpoint.metadata import QUANTIZATION_FILE
 from exl3.format.constants import Codebook
 from exl3.format.tail import TAIL
-from exl3.tools import metadata
-from exl3.tools.allocate import allocate_bits
-from exl3.tools.encode import Job, encode, slice_job
+from exl3.tools.quantize import metadata
+from exl3.tools.quantize.allocate import allocate_bits
+from exl3.tools.quantize.encode import Job, encode, slice_job
 from exl3.tools.shared.staging import StagedCheckpoint
 from tools.demo_model.calibrate import Calibration, calibrate
 from tools.demo_model.data import Data

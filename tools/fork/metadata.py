@@ -15,6 +15,8 @@ from tools.fork.pins import Pins
 
 #: What the library alone needs. torch's stable ABI reaches back to this release.
 LIBRARY_REQUIREMENTS = ["torch>=2.11"]
+#: What the tools need to draw, and nothing else does.
+PLOT_REQUIREMENTS = ["matplotlib>=3.8"]
 #: The library's command. Upstream has none of this name.
 LIBRARY_SCRIPTS = ["exl3 = exl3.cli:main"]
 
@@ -32,7 +34,8 @@ class Metadata:
 def library_metadata() -> Metadata:
     """Metadata of `exl3` without vLLM."""
     scripts = {"console_scripts": list(LIBRARY_SCRIPTS)}
-    return Metadata("exl3", LIBRARY_REQUIREMENTS, {}, scripts)
+    extras = {"plot": list(PLOT_REQUIREMENTS)}
+    return Metadata("exl3", LIBRARY_REQUIREMENTS, extras, scripts)
 
 
 def read_metadata(wheel: Path, pins: Pins) -> Metadata:
@@ -53,6 +56,7 @@ def read_metadata(wheel: Path, pins: Pins) -> Metadata:
         extra: [] for extra in fields.get_all("Provides-Extra", [])
     }
     extras["multimodal"] = []
+    extras["plot"] = list(PLOT_REQUIREMENTS)
     for line in fields.get_all("Requires-Dist", []):
         requirement = Requirement(line)
         name = canonicalize_name(requirement.name)

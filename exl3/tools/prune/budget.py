@@ -51,15 +51,17 @@ class Budget:
             return self._by_widths(layers, scores)
         if self.keep_ratio is not None:
             costs = {layer.index: (1,) * layer.width for layer in layers}
-            total = sum(layer.width for layer in layers)
-            capacity = round(self.keep_ratio * total)
-            unit = "experts"
+            unit, asked = "experts", self.keep_ratio
+            scale = max(sum(layer.width for layer in layers), 1)
+            fixed = 0
         else:
             assert self.target_bytes is not None
             costs = {layer.index: layer.expert_bytes for layer in layers}
-            none = {layer.index: () for layer in layers}
-            capacity = self.target_bytes - source.num_bytes({**rest, **none})
-            unit = "bytes of experts"
+            unit, asked = "bytes of experts", self.target_bytes
+            scale = 1
+            none: Kept = {layer.index: () for layer in layers}
+            fixed = source.num_bytes({**rest, **none})
+        capacity = round(asked * scale) - fixed
         floors = self._floors(layers, costs, capacity)
         needed = sum(
             costs[layer.index][expert]
@@ -71,9 +73,10 @@ class Budget:
             floor = self.floor if floors != least else None
             what = "the routers need" if floor is None else f"--floor {floor} keeps"
             raise ToolError(
-                f"{self.option}: leaves {max(capacity, 0)} {unit}, and {what} {needed} "
-                f"({min(floors.values())} or more in each of {len(layers)} layers); "
-                "give more" + ("" if floor is None else ", or a lower floor")
+                f"{self.option}: {asked} leaves {max(capacity, 0)} {unit}, and {what} "
+                f"{needed} ({min(floors.values())} or more in each of {len(layers)} "
+                f"layers); give at least {(needed + fixed) / scale:.10g}"
+                + ("" if floor is None else ", or a lower floor")
             )
         return allocate(layers, scores, costs, capacity, floors)
 

@@ -5,6 +5,7 @@
 Shapes: B windows of T tokens, H hidden, n tokens of one expert.
 """
 
+import math
 from typing import Any
 
 from torch import Tensor
@@ -115,14 +116,21 @@ def _measure(
     if layer.moe is not None:
         watch = layer.moe.observer = _Watch(len(layer.moe))
     windows = max(_BATCH_TOKENS // hidden.shape[1], 1)
+    norms = 0.0
     for parts in zip(*(of.split(windows) for of in (hidden, *following))):
         parts[0].copy_(layer(*parts))
-    if not hidden.isfinite().all():
+        norms += float(parts[0].norm(dim=-1).double().sum())
+    if not math.isfinite(norms):
         raise TensorError(
             f"{layer.name}: gives infinities or NaN on the text; one of its weights is "
             "damaged: fetch its file again"
         )
     if watch is None:
         return None
-    batch, length, _ = hidden.shape
-    return {"tokens": batch * length, "chosen": watch.chosen, "added": watch.added}
+    tokens = hidden.shape[0] * hidden.shape[1]
+    return {
+        "tokens": tokens,
+        "chosen": watch.chosen,
+        "added": watch.added,
+        "stream": norms / tokens,
+    }

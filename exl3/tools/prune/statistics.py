@@ -26,11 +26,13 @@ class LayerStatistics:
         chosen: How many of them went to each expert.
         added: Sum over these of the router's weight times the L2 norm of the expert's
             output: how much the expert adds to the residual stream.
+        stream: Mean L2 norm of the residual stream behind the layer.
     """
 
     tokens: int
     chosen: tuple[int, ...]
     added: tuple[float, ...]
+    stream: float
 
     @classmethod
     def parse(cls, value: Any, layer: RoutedLayer, where: str) -> "LayerStatistics":
@@ -45,19 +47,22 @@ class LayerStatistics:
             ToolError: It is malformed, or of another layer.
         """
         value = value if isinstance(value, Mapping) else {}
-        tokens, chosen, added = map(value.get, ("tokens", "chosen", "added"))
+        names = ("tokens", "chosen", "added", "stream")
+        tokens, chosen, added, stream = map(value.get, names)
         if not (
             type(tokens) is int
             and tokens > 0
             and _numbers(chosen, layer.width, int)
             and _numbers(added, layer.width, int, float)
+            and _numbers([stream], 1, int, float)
+            and stream
         ):
             raise ToolError(
                 f"{where}: layer {layer.index} has {brief(value)}; expected tokens, "
-                f"and chosen and added with a number for each of {layer.width} experts"
-                "; gather the statistics of this checkpoint"
+                f"stream, and chosen and added with a number for each of {layer.width} "
+                "experts; gather the statistics of this checkpoint"
             )
-        return cls(tokens, tuple(chosen), tuple(added))
+        return cls(tokens, tuple(chosen), tuple(added), stream)
 
     def plain(self) -> dict[str, Any]:
         """The same as JSON."""
@@ -75,10 +80,12 @@ def _numbers(value: Any, length: int, *types: type) -> bool:
 def reap(layer: LayerStatistics) -> list[float]:
     """Mean over an expert's tokens of router weight times norm of its output.
 
-    Router-weighted expert activation pruning, https://arxiv.org/abs/2510.13999.
+    Router-weighted expert activation pruning, https://arxiv.org/abs/2510.13999. Later
+    layers add more to a stream that has grown, so it is a share of the stream's own
+    norm. Within a layer that changes no order, and layers become comparable.
     """
     return [
-        added / chosen if chosen else 0.0
+        added / chosen / layer.stream if chosen else 0.0
         for added, chosen in zip(layer.added, layer.chosen)
     ]
 

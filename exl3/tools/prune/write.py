@@ -3,12 +3,10 @@
 """Writes the pruned checkpoint."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from exl3.checkpoint.headers import INDEX_FILE
 from exl3.checkpoint.plan import text_config
 from exl3.format.names import layer_of
 from exl3.model.tensors import TensorSource
@@ -17,25 +15,12 @@ from exl3.tools.prune.layers import Source
 from exl3.tools.prune.metadata import other_files, pruned_config
 from exl3.tools.prune.record import RECORD_FILE
 from exl3.tools.prune.tensors import Move, moves, shards
+from exl3.tools.shared.companions import companions
 from exl3.tools.shared.progress import progress_bar
 from exl3.tools.shared.staging import StagedCheckpoint
 
 #: A shard is one layer's size within these bounds: it is held in memory.
 _LEAST_SHARD, _MOST_SHARD = 1 << 29, 4 << 30
-#: Files that hold weights in another form, of all experts.
-_WEIGHTS = frozenset(
-    {
-        ".safetensors",
-        ".bin",
-        ".pt",
-        ".pth",
-        ".ckpt",
-        ".gguf",
-        ".h5",
-        ".onnx",
-        ".msgpack",
-    }
-)
 
 
 def write_pruned(
@@ -71,7 +56,7 @@ def write_pruned(
     }
     for name, content in changed.items():
         out.write_json(name, content)
-    for file in _companions(source.folder):
+    for file in companions(source.folder):
         if file.name not in changed:
             out.copy(file)
 
@@ -89,15 +74,3 @@ def _shard_bytes(source: Source) -> int:
 def _read(tensors: TensorSource, move: Move) -> Tensor:
     tensor = tensors.read(move.header.name)
     return tensor if move.rows is None else tensor[list(move.rows)]
-
-
-def _companions(folder: Path) -> list[Path]:
-    """Files beside the weights that a model is served with: tokenizer, card, code."""
-    return sorted(
-        file
-        for file in folder.iterdir()
-        if file.is_file()
-        and file.suffix not in _WEIGHTS
-        and not file.name.endswith(INDEX_FILE.removeprefix("model.safetensors"))
-        and not file.name.startswith(".")
-    )

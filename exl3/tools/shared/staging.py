@@ -13,7 +13,7 @@ from reprlib import repr as brief
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
-from exl3.checkpoint.file_header import read_header
+from exl3.checkpoint.file_header import TensorHeader, read_header
 from exl3.checkpoint.headers import INDEX_FILE, fingerprint
 from exl3.checkpoint.json_files import read_json
 from exl3.tools.shared import durable
@@ -121,6 +121,12 @@ class StagedCheckpoint:
     def note(self, step: str) -> Any:
         """What a step that is done left for later ones."""
         return self._steps[step]["note"]
+
+    def headers(self) -> Iterator[TensorHeader]:
+        """Every tensor that was added so far, by this run or a stopped one."""
+        if not self._is_published:
+            for staged, final in self._shards():
+                yield from read_header(final if final.exists() else staged)
 
     def read_state(self) -> dict[str, "Tensor"] | None:
         """The state that the last step which had one left; None if none had."""

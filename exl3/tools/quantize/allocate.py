@@ -2,6 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
 """Shares a budget of bits among experts, by how much each one's errors matter."""
 
+import heapq
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
@@ -47,21 +48,26 @@ def allocate_bits(
         raise ValueError(f"mean of {mean_bits} bits: the choices are {ladder}")
     rung = dict.fromkeys(sensitivities, 0)
     spare = round(len(rung) * (mean_bits - ladder[0]))
+    order = {key: number for number, key in enumerate(rung)}
 
-    def gain(key: Key) -> float:
-        """What a bit more would save."""
+    def offer(key: Key) -> tuple[float, int, Key] | None:
+        """What a bit more would save, negated: the heap's least is the best."""
+        if rung[key] + 1 == len(ladder):
+            return None
         low, high = ladder[rung[key] : rung[key] + 2]
         saved = RELATIVE_ERROR[low] - RELATIVE_ERROR[high]
-        return sensitivities[key] * saved / (high - low)
+        return -sensitivities[key] * saved / (high - low), order[key], key
 
-    while True:
-        open_ = [
-            key
-            for key, at in rung.items()
-            if at + 1 < len(ladder) and ladder[at + 1] - ladder[at] <= spare
-        ]
-        if not open_:
-            return {key: ladder[at] for key, at in rung.items()}
-        best = max(open_, key=gain)
-        spare -= ladder[rung[best] + 1] - ladder[rung[best]]
-        rung[best] += 1
+    offers = [found for key in rung if (found := offer(key)) is not None]
+    heapq.heapify(offers)
+    while offers and spare:
+        key = heapq.heappop(offers)[-1]
+        step = ladder[rung[key] + 1] - ladder[rung[key]]
+        if step > spare:
+            continue
+        spare -= step
+        rung[key] += 1
+        found = offer(key)
+        if found is not None:
+            heapq.heappush(offers, found)
+    return {key: ladder[at] for key, at in rung.items()}

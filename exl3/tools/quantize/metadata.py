@@ -2,11 +2,10 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
 """The metadata that a written EXL3 checkpoint carries."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
-
+from exl3.checkpoint.file_header import TensorHeader
 from exl3.format.constants import MULTIPLIERS, Codebook, bits_of
 from exl3.format.metadata import QUANT_METHOD
 from exl3.format.names import parse_name
@@ -17,10 +16,25 @@ FORMAT_VERSION = "0.0.43"
 PRODUCER = "vllm-hetero"
 BITS_MAP_FILE = "bits_map.json"
 BITS_MAP_FIELD = "k"
+#: How `tensor_storage` spells types: as torch does.
+_DTYPES = {
+    "BF16": "torch.bfloat16",
+    "F16": "torch.float16",
+    "F32": "torch.float32",
+    "F64": "torch.float64",
+    "I16": "torch.int16",
+    "I32": "torch.int32",
+    "I64": "torch.int64",
+    "U8": "torch.uint8",
+    "BOOL": "torch.bool",
+}
 
 
 def quantization_config(
-    bits: int | float | str, head_bits: int | float, codebook: Codebook
+    bits: int | float | str,
+    head_bits: int | float,
+    codebook: Codebook,
+    **more: Any,
 ) -> dict[str, Any]:
     """The `quantization_config` of `config.json`.
 
@@ -28,6 +42,7 @@ def quantization_config(
         bits: What the body's weights have, or "mixed".
         head_bits: What `lm_head` has.
         codebook: What new tensors have; each tensor's marker decides.
+        **more: Other fields.
     """
     return {
         "quant_method": QUANT_METHOD,
@@ -36,26 +51,27 @@ def quantization_config(
         "head_bits": head_bits,
         "codebook": codebook.label,
         "producer": PRODUCER,
+        **more,
     }
 
 
-def tensor_storage(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+def tensor_storage(tensors: Iterable[TensorHeader]) -> dict[str, Any]:
     """The `tensor_storage` of `quantization_config.json`: each module's tensors.
 
     Args:
-        tensors: Every tensor of the checkpoint by name; only shapes are looked at.
-            Slices of ranks belong to `hybrid_tr3_tail` and are left out.
+        tensors: Every tensor of the checkpoint. Slices of ranks belong to
+            `hybrid_tr3_tail` and are left out.
     """
     modules: dict[str, dict[str, Any]] = {}
-    for name, tensor in tensors.items():
-        parts = parse_name(name)
+    for tensor in tensors:
+        parts = parse_name(tensor.name)
         if parts is None or parts["rank"] is not None:
             continue
         entry = modules.setdefault(parts["module"], {"stored_tensors": {}})
-        entry["stored_tensors"][name] = {
+        entry["stored_tensors"][tensor.name] = {
             "shape": list(tensor.shape),
-            "n_bytes": tensor.nbytes,
-            "dtype": str(tensor.dtype),
+            "n_bytes": tensor.num_bytes,
+            "dtype": _DTYPES.get(tensor.dtype, tensor.dtype),
         }
         if parts["field"] == "trellis":
             entry["quant_format"] = QUANT_METHOD
@@ -66,7 +82,9 @@ def tensor_storage(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     return modules
 
 
-def rank_sliced_tail(bits: Mapping[int, Sequence[int]], ranks: int) -> dict[str, Any]:
+def rank_sliced_tail(
+    bits: Mapping[int, Sequence[int | float]], ranks: int
+) -> dict[str, Any]:
     """The `hybrid_tr3_tail` of `config.json`.
 
     Args:
@@ -94,6 +112,6 @@ def rank_sliced_tail(bits: Mapping[int, Sequence[int]], ranks: int) -> dict[str,
     }
 
 
-def bits_map(bits: Mapping[int, Sequence[int]]) -> dict[str, Any]:
+def bits_map(bits: Mapping[int, Sequence[int | float]]) -> dict[str, Any]:
     """The file that `rank_sliced_tail` names: the bits of each expert."""
     return {str(layer): {BITS_MAP_FIELD: list(row)} for layer, row in bits.items()}

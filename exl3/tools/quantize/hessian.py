@@ -2,8 +2,14 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
 """What calibration leaves of a linear layer's inputs: their second moments."""
 
+from collections.abc import Callable, Iterable
+
 import torch
 from torch import Tensor
+
+#: Rows of the moments that are computed together, as one task.
+_BLOCK = 512
+Run = Callable[[Callable[[slice], None], Iterable[slice]], Iterable[None]]
 
 
 class Hessian:
@@ -21,18 +27,25 @@ class Hessian:
         self.total = torch.zeros(features, features)
         self.rows = 0
 
-    def add(self, x: Tensor, weights: Tensor | None = None) -> None:
+    def add(self, x: Tensor, weights: Tensor | None = None, run: Run = map) -> None:
         """Adds rows; those that hold an infinity or a NaN are left out.
 
         Args:
             x: Inputs `[rows, k]`.
             weights: What each row's output is multiplied by later, `[rows]`, so that
                 rows that matter more also count more.
+            run: Computes the blocks of the sum.
         """
         x = x.float() if weights is None else x.float() * weights.float().unsqueeze(-1)
         x = x[x.isfinite().all(-1)]
-        self.total += x.T @ x
         self.rows += len(x)
+
+        def block(part: slice) -> None:
+            self.total[part] += x[:, part].T @ x
+
+        starts = range(0, len(self.total), _BLOCK)
+        for _ in run(block, [slice(start, start + _BLOCK) for start in starts]):
+            pass
 
     def mean(self) -> Tensor | None:
         """Mean over rows, `[k, k]`; None if there was no row to learn from."""
