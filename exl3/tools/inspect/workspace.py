@@ -28,6 +28,7 @@ from exl3.tools.inspect.weights import DECODED
 #: Rows of one launch; more of them are computed in several.
 ROWS_AT_ONCE, TOKENS_AT_ONCE = 2048, 1024
 _COUNTERS = 16 * 1024
+_HEAD = 256 + _COUNTERS  # and what is counted
 _SHORTEST = 512  # of k, below which a product is not split
 _MOST_SPLITS = 8
 
@@ -117,7 +118,7 @@ def linear_bytes(k: int, columns: int, shards: int, multiprocessors: int) -> int
         splits = _splits(tiles, k, multiprocessors)
         parts = 4 * splits * tiles * block * HADAMARD if splits > 1 else 0
         most = max(most, shards * rows * k * 2 + parts)
-    return _COUNTERS + most
+    return _HEAD + most
 
 
 @lru_cache(maxsize=4096)
@@ -162,7 +163,7 @@ def moe_bytes(
             4 * parts,
         )
         most = max(most, sum(-(-part // 256) * 256 for part in sizes))
-    return _COUNTERS + most
+    return _HEAD + most
 
 
 def _splits(blocks: int, k: int, multiprocessors: int) -> int:

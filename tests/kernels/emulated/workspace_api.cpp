@@ -16,7 +16,7 @@ int64_t linear_bytes(int rows, int k, int shards, int columns, int multiprocesso
   for (int i = 0; i < shards; ++i) {
     call.shards.push_back({columns, 0, columns, 48, exl3::Codebook::kMcg});
   }
-  const auto plan = exl3::choose_plan(call, multiprocessors, false);
+  const auto plan = exl3::choose_plan(call, {90, multiprocessors}, false, false);
   return static_cast<int64_t>(exl3::workspace_bytes(call, plan));
 }
 
