@@ -136,7 +136,7 @@ def run(options: argparse.Namespace) -> None:
         ToolError: An argument or the output cannot be used.
     """
     started = time.monotonic()
-    recipe = _recipe(options)
+    recipe = recipe_of(options)
     config = read_config(options.source)
     checkpoint, modules = read_with_modules(options.source, config)
     text = text_config(config)
@@ -179,7 +179,12 @@ def run(options: argparse.Namespace) -> None:
     print(json.dumps(report, indent=2) if options.json else "\n".join(_lines(report)))
 
 
-def _recipe(options: argparse.Namespace) -> Recipe:
+def recipe_of(options: argparse.Namespace) -> Recipe:
+    """What the arguments ask for.
+
+    Raises:
+        ToolError: They exclude each other.
+    """
     if options.rank_sliced != (options.tp is not None):
         raise ToolError(
             "--rank-sliced, --tp: belong together; give both, or neither for a plain "
