@@ -115,9 +115,7 @@ def add_command(commands: Any) -> None:
     parser.add_argument(
         "--threads",
         type=_count,
-        default=os.process_cpu_count()
-        if hasattr(os, "process_cpu_count")
-        else len(os.sched_getaffinity(0)),
+        default=len(os.sched_getaffinity(0)),
         metavar="N",
         help="cores to use (default: all)",
     )
