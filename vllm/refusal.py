@@ -27,11 +27,15 @@ class RefusedOptionError(ValueError):
 def refusal_in(error: BaseException) -> str | None:
     """The line of the refusal that an error carries, or None if it carries none.
 
-    A refusal may be wrapped: pydantic collects what a config's checks raise, and code
-    on the way may raise from it.
+    A refusal may be wrapped: pydantic collects what a config's checks raise, Ray what
+    an actor raises, and code on the way may raise from it.
     """
     seen: BaseException | None = error
     while seen is not None:
+        of_actor = getattr(seen, "cause", None)
+        if isinstance(of_actor, Exception):
+            # Ray's error is an instance of the cause's class too, but says much more.
+            seen = of_actor
         if isinstance(seen, CheckpointError | PlanError | RefusedOptionError):
             return str(seen)
         if isinstance(seen, ValidationError):
@@ -73,8 +77,9 @@ def leaving_refusals() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        line, file = refusal_in(error), os.environ.get(_FILE_VARIABLE)
-        if line is not None and file is not None:
-            with Path(file).open("a") as stream:
+        line, file = refusal_in(error), Path(os.environ.get(_FILE_VARIABLE, ""))
+        # Ray hands the variable to ranks on other machines, which have no such folder.
+        if line is not None and file.name and file.parent.exists():
+            with file.open("a") as stream:
                 stream.write(f"{line}\n")
         raise

@@ -26,6 +26,11 @@ FAMILIES = (
     "glm_moe_dsa",
     "qwen3_moe",
 )
+#: Fields that the layers of a type compute as here, whatever the config says.
+_FIXED: Mapping[str, Mapping[str, Any]] = {
+    **{family: {"scoring_func": "sigmoid"} for family in FAMILIES[1:-1]},
+    "deepseek_v2": {"scoring_func": "softmax", "norm_topk_prob": False},
+}
 #: Fields of a config that only say how weights are stored.
 _STORAGE_FIELDS = ("quantization_config", "hybrid_tr3_tail", "architectures", "dtype")
 
@@ -47,6 +52,12 @@ class Skeleton:
                 f"config.json: model_type is {model_type!r}; this command runs "
                 f"{', '.join(FAMILIES)}"
             )
+        for name, value in _FIXED.get(model_type, {}).items():
+            if text_config.get(name, value) != value:
+                raise UnsupportedFormatError(
+                    f"config.json: {name} is {text_config[name]!r}; this command runs "
+                    f"{model_type} with {value!r} only"
+                )
         fields = {
             name: value
             for name, value in text_config.items()

@@ -20,6 +20,8 @@ from exl3.format.names import PROJECTION_OF, PROJECTIONS, SHARED_H, parse_name
 
 #: What a weight that is no trellis may be stored as.
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+#: Files are closed when so many bytes of them are mapped, which count as memory.
+_MOST_MAPPED = 256 << 20
 
 
 class TensorSource:
@@ -38,6 +40,7 @@ class TensorSource:
         self.plan = checkpoint.plan
         self._modules = modules
         self._open: dict[str, Any] = {}
+        self._mapped = 0  # bytes read from the open files
 
     @classmethod
     def open(cls, folder: Path) -> Self:
@@ -77,14 +80,18 @@ class TensorSource:
                 f"{name}: is not stored in {self.folder}, and the model needs it; "
                 "fetch the missing file, or correct config.json"
             )
+        if self._mapped > _MOST_MAPPED:
+            self.release()
         if header.file not in self._open:
             path = self.folder / header.file
             self._open[header.file] = safe_open(path, framework="pt")
+        self._mapped += header.num_bytes
         return self._open[header.file].get_tensor(name)
 
     def release(self) -> None:
         """Closes the files that were read. They open again when they are needed."""
         self._open.clear()
+        self._mapped = 0
 
     def dense(self, module: str, shape: Sequence[int] | None = None) -> Tensor:
         """The weight of a linear module or of a routed expert's projection.

@@ -137,6 +137,7 @@ def test_ranks_of_a_node_divide_its_memory(monkeypatch, ranks, nodes, ranks_of_n
 
     monkeypatch.setattr(cpu_worker.CPUWorker.__base__, "__init__", init)
     monkeypatch.setattr(cpu_worker, "get_visible_memory_node", lambda: range(nodes))
-    config = SimpleNamespace(parallel_config=SimpleNamespace(local_world_size=ranks))
+    parallel = SimpleNamespace(local_world_size=ranks, use_ray=False)
+    config = SimpleNamespace(parallel_config=parallel)
     worker = cpu_worker.CPUWorker(config, 0, 0, "")
     assert worker.requested_cpu_memory == 1200 // ranks_of_node

@@ -3,6 +3,7 @@
 """The committed EXL3 packs are what their cards say, and nearly as good as BF16."""
 
 import json
+import shlex
 from functools import cache
 from pathlib import Path
 
@@ -11,21 +12,19 @@ import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
+from exl3 import cli
 from exl3.checkpoint.plan import CheckpointPlan, read_plan
-from exl3.codec import decode_weight, quantize_linear
 from exl3.format.constants import Codebook
 from tools.demo_model.compare import Comparison, compare, outputs
-from tools.demo_model.load import load_checkpoint, load_tensors
+from tools.demo_model.load import load_checkpoint
 from tools.demo_model.model import DemoModel
-from tools.demo_model.quantize import COPIED, RECIPES, is_encoded
+from tools.demo_model.pack_card import command
+from tools.demo_model.packs import PACKS, install
 from tools.demo_model.tokenizer import EOS_ID
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-SOURCES = {
-    "demo-glm-dsa-exl3": "demo-glm-dsa",
-    "demo-glm-dsa-ragged-exl3": "demo-glm-dsa-ragged",
-}
-RECIPE = {"demo-glm-dsa-exl3": "plain", "demo-glm-dsa-ragged-exl3": "rank-sliced"}
+SOURCES = {name: pack.source for name, pack in PACKS.items()}
+COPIED = ("generation_config.json", "tokenizer.json", "tokenizer_config.json")
 WIDTHS = {1: 8, 2: 7, 3: 5, 4: 4, 5: 6, 6: 6}
 MTP_LAYER = 6
 MAX_BYTES = 20_000_000
@@ -42,7 +41,10 @@ def plan(name: str) -> CheckpointPlan:
 
 @cache
 def stored(name: str) -> dict[str, torch.Tensor]:
-    return load_file(EXAMPLES / name / "model.safetensors")
+    found = {}
+    for file in (EXAMPLES / name).glob("*.safetensors"):
+        found |= load_file(file)
+    return found
 
 
 def beside(source: str, model: DemoModel) -> Comparison:
@@ -72,7 +74,7 @@ def test_both_packs_fit_the_size_limit():
 def test_plain_pack_has_one_bitrate_but_for_its_head():
     found = plan("demo-glm-dsa-exl3")
     bits = {name: matrix.bits for name, matrix in found.linears.items()}
-    assert bits.pop("lm_head") == RECIPES["plain"].head_bits
+    assert bits.pop("lm_head") == PACKS["demo-glm-dsa-exl3"].recipe.head_bits
     assert set(bits.values()) == {4}
     assert len(found.experts) == 6
     for layer in found.experts.values():
@@ -96,7 +98,7 @@ def test_rank_sliced_pack_has_unequal_widths_and_bits():
         else:
             trunk += bits
     assert set(trunk) == {3, 4}
-    assert sum(trunk) / len(trunk) == RECIPES["rank-sliced"].expert_bits
+    assert sum(trunk) / len(trunk) == PACKS["demo-glm-dsa-ragged-exl3"].recipe.bits
     assert len(found.experts) == len(WIDTHS)
     rates = {name: matrix.bits for name, matrix in found.linears.items()}
     assert rates.pop("lm_head") == 6
@@ -143,17 +145,66 @@ def test_drafts_are_as_often_right(name):
     assert found.mtp_agreement > found.reference_mtp_agreement - 0.03
 
 
+@pytest.mark.parametrize("name", SOURCES)
+def test_the_card_has_the_command(name):
+    card = (EXAMPLES / name / "README.md").read_text()
+    assert f"```\n{command(name)}\n```" in card
+    assert shlex.split(command(name))[:2] == ["exl3", "quantize"]
+    assert shlex.split(command(name))[4:] == PACKS[name].arguments(Path("out"))[3:]
+
+
+def test_a_pack_takes_the_place_of_another(tmp_path):
+    made, place = tmp_path / "made", tmp_path / "place"
+    for folder, names in (
+        (made, ("config.json", "model.safetensors", "README.md", "loss.svg")),
+        (place, ("config.json", "model-00001-of-00002.safetensors", "README.md")),
+    ):
+        folder.mkdir()
+        for name in names:
+            (folder / name).write_text(folder.name)
+    install(made, place)
+    assert {file.name: file.read_text() for file in place.iterdir()} == {
+        "config.json": "made",
+        "model.safetensors": "made",
+        "README.md": "place",
+    }
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_three_bits_cost_few_bits_more_even_without_calibration():
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_pack_is_made_again(name, tmp_path, monkeypatch):
+    """Four minutes on a core. Vector units of another kind round differently, and so
+    may choose other words; but of the same number, and nothing else differs."""
+    monkeypatch.chdir(EXAMPLES.parent)
+    made = tmp_path / "pack"
+    assert cli.main(PACKS[name].arguments(made)) == 0
+    files = {file.name for file in made.iterdir()}
+    kept = {file.name for file in (EXAMPLES / name).iterdir()}
+    assert files - {"loss.svg"} == kept
+    for file in files - {"loss.svg", "README.md"}:
+        found, expected = (folder / file for folder in (made, EXAMPLES / name))
+        if not file.endswith(".safetensors"):
+            assert found.read_bytes() == expected.read_bytes(), file
+            continue
+        tensors, wanted = load_file(found), load_file(expected)
+        assert tensors.keys() == wanted.keys()
+        for key, tensor in tensors.items():
+            assert tensor.shape == wanted[key].shape, key
+            if key.endswith((".weight", ".bias", ".mcg", ".mul1")):
+                assert torch.equal(tensor, wanted[key]), key
+            elif key.endswith((".suh", ".svh")):  # scales are those of the weights
+                torch.testing.assert_close(tensor, wanted[key], rtol=0.2, atol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_three_bits_cost_few_bits_more_even_without_calibration(tmp_path):
     """Encodes the equal model: four minutes on a core."""
-    source = EXAMPLES / "demo-glm-dsa"
-    model = load_checkpoint(source)
-    tensors = stored("demo-glm-dsa").copy()
-    for seed, name in enumerate(filter(is_encoded, list(tensors))):
-        coded = quantize_linear(tensors[name].T, 3, Codebook.MUL1, seed=seed)
-        tensors[name] = decode_weight(
-            coded.trellis, coded.suh, coded.svh, coded.codebook
-        ).T
-    load_tensors(model, tensors)
-    assert 0.99 < beside("demo-glm-dsa", model).bits_per_byte_ratio < 1.04
+    out = tmp_path / "pack"
+    assert (
+        cli.main(["quantize", str(EXAMPLES / "demo-glm-dsa"), str(out), "--bits", "3"])
+        == 0
+    )
+    found = beside("demo-glm-dsa", load_checkpoint(out))
+    assert 0.99 < found.bits_per_byte_ratio < 1.04

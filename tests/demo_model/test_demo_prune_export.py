@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from tools.demo_model import export, prune
+from tools.demo_model.load import load_checkpoint, model_config
 from tools.demo_model.model import DemoModel
 
 KEPT = {
@@ -166,3 +167,17 @@ def test_config_names_widths_only_where_they_differ(
     assert configs["ragged"].pop(export.WIDTHS_FIELD) == [0, 6, 3, 4]
     assert configs["equal"] == configs["ragged"]
     assert configs["equal"]["n_routed_experts"] == 6
+
+
+@pytest.mark.parametrize("which", ["equal_model", "ragged_model"])
+def test_an_exported_checkpoint_comes_back(which, request, tokenizer, tmp_path):
+    model = request.getfixturevalue(which)
+    export.write(model, tokenizer, tmp_path)
+    assert model_config(json.loads((tmp_path / "config.json").read_text())) == (
+        model.config
+    )
+    loaded = load_checkpoint(tmp_path).state_dict()
+    for name, value in model.state_dict().items():
+        keeps = name.endswith("e_score_correction_bias")
+        expected = value if keeps else value.bfloat16().float()
+        assert torch.equal(loaded[name], expected), name

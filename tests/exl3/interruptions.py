@@ -24,7 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -125,6 +125,20 @@ class Hazards:
         assert contents(self.out) == self.whole
         assert not self.partial.exists()
         shutil.rmtree(self.out)
+
+    def check_every_operation(self) -> None:
+        """Kills it before each operation on a file, and resumes it."""
+        assert self.whole
+        for operation in range(1, 10_000):
+            main = partial(killed_before, self.folder, operation, self._main)
+            arguments = [*map(str, self.command(self.source, self.out)), "--resume"]
+            ended = Run(main, arguments).end()
+            assert ended.code in (0, -signal.SIGKILL), ended.error
+            if self.out.exists():
+                assert contents(self.out) == self.whole
+            self._finish()
+            if ended.code == 0:
+                return
 
     def check_ctrl_c(self) -> None:
         """Stopped by the user after its first step."""
@@ -277,6 +291,38 @@ def _run(
     if as_owner:
         _drop_capability(_CAP_DAC_OVERRIDE)
     sys.exit(main(arguments))
+
+
+def killed_before(
+    folder: Path, operation: int, main: Main, arguments: Sequence[str]
+) -> int:
+    """Runs a command that is killed before an operation on a file.
+
+    Args:
+        folder: Where operations count: writing, renaming, linking, removing.
+        operation: Which of them, from 1.
+        main: What to run.
+        arguments: Its arguments.
+    """
+    count = 0
+
+    def watch(event: str, args: tuple) -> None:
+        nonlocal count
+        if event == "open":
+            counts = bool(args[2] & (os.O_WRONLY | os.O_RDWR))
+        else:
+            counts = event in _OPERATIONS
+        if counts and str(folder) in str(args[0]):
+            count += 1
+            if count == operation:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(watch)
+    return main(arguments)
+
+
+#: Names of Python's audit events.
+_OPERATIONS = frozenset({"os.rename", "os.remove", "os.link", "os.mkdir", "os.rmdir"})
 
 
 def _nothing(arguments: Sequence[str]) -> int:

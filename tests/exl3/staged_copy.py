@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
-"""A command that copies a checkpoint in ten steps, to be stopped meanwhile."""
+"""A command that copies a checkpoint in four steps, to be stopped meanwhile."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ from exl3.checkpoint.headers import list_folder
 from exl3.checkpoint.plan import read_config
 from exl3.tools.shared.staging import StagedCheckpoint
 
-STEPS = 10
+STEPS = 4
 
 
 def copy(options):

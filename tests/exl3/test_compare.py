@@ -16,7 +16,13 @@ from exl3.cli import main
 from exl3.model import StreamedModel
 from exl3.tools.compare.measure import Scores, divergence
 from exl3.tools.compare.windows import cut
-from tests.checkpoints import VOCAB_SIZE, write_checkpoint
+from tests.checkpoints import (
+    VOCAB_SIZE,
+    make_config,
+    make_tensors,
+    save_checkpoint,
+    write_checkpoint,
+)
 from tests.packs import write_pack
 from tools.demo_model import compare as demo
 from tools.demo_model.load import load_checkpoint
@@ -201,8 +207,8 @@ class FakeServer(ThreadingHTTPServer):
 
     Attributes:
         requests_seen: Paths and bodies.
-        wrong: What to do wrong: an error's message for completions, "no logprobs" or
-            "other tokens".
+        wrong: What to do wrong: an error's message for completions, "no logprobs",
+            "not a number" or "other tokens".
     """
 
     daemon_threads = True
@@ -244,6 +250,9 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path == "/tokenize":
             tokens = [int(word[1:]) for word in body["prompt"].split()]
             self.answer({"tokens": tokens[1:] if wrong == "other tokens" else tokens})
+        elif wrong == "not a number":
+            given = [None, *[{"5": {"logprob": math.nan}}] * (len(body["prompt"]) - 1)]
+            self.answer({"choices": [{"text": "", "prompt_logprobs": given}]})
         elif wrong == "no logprobs":
             self.answer({"choices": [{"text": ""}]})
         elif wrong and wrong != "other tokens":
@@ -319,6 +328,7 @@ def test_two_servers(pair, server, capsys, monkeypatch):
             ),
         ),
         ("no logprobs", "gives no prompt_logprobs; use a server of vLLM"),
+        ("not a number", "gives NaN on the text; check what it serves"),
         ("other tokens", "makes other tokens of the text than the tokenizer of"),
     ],
 )
@@ -356,6 +366,15 @@ def test_a_text_that_cannot_be_read(pair, capsys, tmp_path, content, line):
         file.write_bytes(content)
     found = refusal(capsys, pair / "a", pair / "b", "--text", file)
     assert f"{file}: {line}" in found
+
+
+def test_a_checkpoint_that_gives_no_numbers(pair, capsys, tmp_path):
+    config = make_config("deepseek_v3", **SIZE)
+    tensors = make_tensors(config, [2, 2], mtp=0)
+    tensors["model.layers.1.self_attn.o_proj.weight"][3, 5] = math.inf
+    broken = save_checkpoint(tmp_path / "broken", config, tensors)
+    found = refusal(capsys, pair / "a", broken, "--text", pair / "text")
+    assert f"{broken}: model.layers.1 gives infinities or NaN" in found
 
 
 def test_other_vocabularies(pair, capsys, tmp_path):

@@ -37,3 +37,7 @@ def test_what_is_refused(hazards):
 
 def test_ctrl_c(hazards):
     hazards.check_ctrl_c()
+
+
+def test_killed_before_every_operation_on_a_file(hazards):
+    hazards.check_every_operation()

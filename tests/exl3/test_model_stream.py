@@ -221,6 +221,9 @@ def test_a_layer_names_its_modules_and_is_freed(tmp_path):
         if before is not None:
             assert all(weight.is_meta for weight in before.module.parameters())
         before = layer
+    assert before.index == 2
+    rest = StreamedModel.open(folder).layers(first=1)
+    assert [layer.index for layer in rest] == [1, 2]
 
 
 def edit(folder: Path, **fields: object) -> None:
@@ -233,6 +236,20 @@ def test_refuses_an_unknown_family(tmp_path):
     folder = write_checkpoint(tmp_path, **SMALL)
     edit(folder, model_type="llama")
     with pytest.raises(UnsupportedFormatError, match="model_type is 'llama'; this"):
+        StreamedModel.open(folder)
+
+
+@pytest.mark.parametrize(
+    ("family", "field", "value"),
+    [
+        ("deepseek_v3", "scoring_func", "softmax"),
+        ("deepseek_v2", "norm_topk_prob", True),
+    ],
+)
+def test_refuses_what_transformers_would_ignore(tmp_path, family, field, value):
+    folder = write_checkpoint(tmp_path, model_type=family, **SMALL)
+    edit(folder, **{field: value})
+    with pytest.raises(UnsupportedFormatError, match=f"{field} is {value!r}; this"):
         StreamedModel.open(folder)
 
 

@@ -8,8 +8,10 @@ from exl3.checkpoint.experts import ExpertLayer
 from exl3.checkpoint.matrix import Matrix
 from exl3.checkpoint.plan import CheckpointPlan
 from exl3.checkpoint.ranks import (
+    Cut,
     blocks_around,
     check_tensor_parallel,
+    cut_of,
     expert_part,
     inner_cuts,
     legal_sizes,
@@ -166,3 +168,28 @@ def test_the_refusal_lists_the_sizes_that_fit_all_of_the_checkpoint():
         check_tensor_parallel(plan, CONFIG, 3)
     with pytest.raises(RankError, match=r"other: 4 slices of 128 .*: \[1, 2, 4\]$"):
         check_tensor_parallel(plan, CONFIG, 8)
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "sizes"),
+    [(500, [1, 2, 4, 8, 16, 32, 64]), (300, [1, 2, 4, 5, 8, 10, 16, 20, 32, 40, 64])],
+)
+def test_ranks_divide_the_vocabulary_filled_up_to_64(vocabulary, sizes):
+    config = {"vocab_size": vocabulary}
+    assert legal_sizes(CheckpointPlan(), config) == sizes
+    with pytest.raises(RankError, match="3 ranks do not divide the vocabulary, vocab"):
+        check_tensor_parallel(CheckpointPlan(), config, 3)
+
+
+def test_each_module_has_its_cut():
+    cuts = {
+        "model.layers.1.self_attn.q_b_proj": Cut.COLUMNS,
+        "model.layers.1.mlp.shared_experts.down_proj": Cut.ROWS,
+        "model.embed_tokens": Cut.VOCABULARY,
+        "model.layers.3.shared_head.head": Cut.VOCABULARY,
+        "lm_head": Cut.VOCABULARY,
+        "model.layers.1.self_attn.indexer.wq_b": Cut.WHOLE,
+        "model.layers.1.self_attn.kv_a_proj_with_mqa": Cut.WHOLE,
+        "model.layers.1.input_layernorm": Cut.WHOLE,
+    }
+    assert {module: cut_of(module) for module in cuts} == cuts

@@ -25,11 +25,12 @@ def test_torch_is_replaced_once_and_the_rest_is_upstreams(metadata):
     assert metadata.requirements == ["regex", "torch==2.13.0"]
 
 
-def test_what_is_left_out_is_offered_as_an_extra(metadata):
+def test_what_is_left_out_is_offered_as_an_extra_and_so_is_ray(metadata):
     assert metadata.extras == {
         "bench": ["pandas"],
         "multimodal": ["torchvision", 'torchaudio; platform_machine != "s390x"'],
         "plot": ["matplotlib>=3.8"],
+        "ray": ["ray>=2.60"],
     }
 
 

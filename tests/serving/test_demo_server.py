@@ -11,6 +11,7 @@ import urllib.request
 
 import pytest
 
+from exl3.cli import main
 from tests.serving.generate import REPO, free_port
 
 MODEL = REPO / "examples" / "demo-glm-dsa-ragged-exl3"
@@ -126,3 +127,16 @@ def test_the_draft_is_used(server):
     assert drafted > 0
     # The card's figure is about 0.7; half of it still means a trained draft.
     assert total("spec_decode_num_accepted_tokens_total") > 0.35 * drafted
+
+
+def test_it_is_compared_with_its_checkpoint(server, capsys):
+    """The server's log-probabilities are those of the checkpoint in float32."""
+    text = REPO / "tests" / "demo_model" / "heldout.txt"
+    command = ["compare", str(MODEL), server.url, "--text", str(text), "--json"]
+    assert main([*command, "--window", "256", "--limit", "4"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    bits = found["a"]["bits_per_byte"]
+    # BF16 and 8-bit activations: 0.0004 nats and 99.4 % were measured.
+    assert found["b"]["bits_per_byte"] == pytest.approx(bits, rel=5e-3)
+    assert 0 < found["kl"]["mean"] < 3e-3 and found["kl"]["is_lower_bound"]
+    assert found["top1_agreement"] > 0.98

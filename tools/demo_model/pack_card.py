@@ -2,21 +2,22 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
 """Writes the model card of an EXL3 pack, all figures measured.
 
-    python -m tools.demo_model.pack_card plain examples/demo-glm-dsa \
-        examples/demo-glm-dsa-exl3 --work-dir build/demo_model
+    python -m tools.demo_model.pack_card demo-glm-dsa-exl3 --work-dir build/demo_model
 
-`acceptance` is run on both folders before: what vLLM accepts is not measured here.
+`acceptance` is run on the pack and its source before: what vLLM accepts is not measured
+here.
 """
 
 import argparse
 import json
+import math
+import shlex
 from pathlib import Path
 
 from exl3.checkpoint.plan import read_plan
-from tools.demo_model.calibrate import BATCH, STEPS, WINDOW
 from tools.demo_model.compare import compare_folders
 from tools.demo_model.files import acceptance_name, made
-from tools.demo_model.quantize import RECIPES, Recipe
+from tools.demo_model.packs import EXAMPLES, PACKS
 
 CARD = """\
 ---
@@ -45,19 +46,21 @@ python -m vllm.entrypoints.openai.api_server --model examples/{title} \\
 | weights | bits | codebook |
 |---|---|---|
 | routed experts | {expert_bits} | {codebook} |
-| routed experts of the MTP layer | {mtp_bits} | {codebook} |
-| attention, dense layer, shared experts | {other_bits} | {codebook} |
-| `lm_head` | {head_bits} | {codebook} |
+| routed experts of the MTP layer | {recipe.mtp_bits} | {codebook} |
+| attention, dense layer, shared experts | {recipe.attn_bits} | {codebook} |
+| `lm_head` | {recipe.head_bits} | {codebook} |
 | embeddings, norms, routers, indexers, `eh_proj` | 16 | none |
 
 {size:.1f} MB of weights, where BF16 has {source_size:.1f} MB. Calibrated on
-{calibration_tokens:,} tokens of the training text, each expert on the tokens that the
-router sends it.
+{calibration_tokens:,} tokens of [calibration.txt](../calibration.txt), a part of the
+training text; each expert on the tokens that the router sends it.
 {map_table}
 ```
-python -m tools.demo_model.quantize {recipe} examples/{source} \\
-    examples/{title} --work-dir build/demo_model
+{command}
 ```
+
+makes the same bytes again, all but this card, on the same kind of CPU with the same
+torch; other vector units round differently.
 
 ## Measured
 
@@ -85,11 +88,8 @@ of them. The rest is plain EXL3. Layers differ in their number of experts, and e
 in their bits."""
 
 
-def map_table(pack: Path, config: dict, recipe: Recipe) -> str:
-    """The bits of each expert, where they differ."""
-    if len(recipe.choices) == 1:
-        return ""
-    plan = read_plan(pack, config)
+def map_table(pack: Path, config: dict) -> str:
+    """The bits of each expert."""
     rows = [
         "",
         "Experts whose output is the larger part of the residual stream got more bits:",
@@ -97,10 +97,8 @@ def map_table(pack: Path, config: dict, recipe: Recipe) -> str:
         "| layer | bits of each expert |",
         "|---|---|",
     ]
-    for name, layer in plan.experts.items():
-        bits = ", ".join(
-            str(layer.matrix(expert, "gate").bits) for expert in range(layer.width)
-        )
+    for name, layer in read_plan(pack, config).experts.items():
+        bits = ", ".join(str(gate.bits) for gate, _up, _down in layer.encodings)
         rows.append(f"| `{name.removesuffix('.mlp.experts')}` | {bits} |")
     return "\n".join(rows) + "\n"
 
@@ -110,52 +108,66 @@ def weights_mb(folder: Path) -> float:
     return sum(file.stat().st_size for file in folder.glob("*.safetensors")) / 1e6
 
 
-def card(name: str, source: Path, pack: Path, work_dir: Path) -> str:
+def command(name: str) -> str:
+    """The command that makes a pack, in lines of a card."""
+    words = ["exl3", *PACKS[name].arguments(Path("build") / name)]
+    lines = [""]
+    for word in map(shlex.quote, words):
+        if len(lines[-1]) + len(word) > 80:
+            lines.append("   ")
+        lines[-1] += f" {word}"
+    return " \\\n".join(lines).strip()
+
+
+def card(name: str, work_dir: Path) -> str:
     """The text of the card."""
-    recipe = RECIPES[name]
-    found = compare_folders(source, pack, work_dir)
+    pack, source, recipe = EXAMPLES / name, PACKS[name].source, PACKS[name].recipe
+    found = compare_folders(EXAMPLES / source, pack, work_dir)
     config = json.loads((pack / "config.json").read_text())
     about = (PLAIN if recipe.ranks is None else RANK_SLICED).format(
         ranks=recipe.ranks, expert_size=config["moe_intermediate_size"]
     )
-    bits = f"{recipe.expert_bits:g}"
-    if len(recipe.choices) > 1:
-        bits = f"{' and '.join(map(str, recipe.choices))}, {bits} on average"
+    bits = f"{recipe.bits:g}"
+    if recipe.is_mixed:
+        low = math.floor(recipe.bits)
+        bits = f"{low} and {low + 1}, {bits} on average"
+    calibration = config["quantization_config"]["calibration"]
     return CARD.format(
-        title=pack.name,
-        source=source.name,
-        recipe=name,
+        title=name,
+        source=source,
         about=about,
         expert_bits=bits,
-        mtp_bits=recipe.mtp_bits,
-        other_bits=recipe.other_bits,
-        head_bits=recipe.head_bits,
+        recipe=recipe,
         codebook=recipe.codebook.label,
         size=weights_mb(pack),
-        source_size=weights_mb(source),
-        calibration_tokens=STEPS * BATCH * WINDOW,
-        map_table=map_table(pack, config, recipe),
+        source_size=weights_mb(EXAMPLES / source),
+        calibration_tokens=calibration["rows"] * calibration["cols"],
+        map_table=map_table(pack, config) if recipe.is_mixed else "",
+        command=command(name),
         reference_bits=found.bits_per_byte / found.bits_per_byte_ratio,
         bits=found.bits_per_byte,
         kl=found.kl,
         top1=found.top1,
         reference_mtp=found.reference_mtp_agreement,
         mtp=found.mtp_agreement,
-        reference_accepted=made(work_dir, acceptance_name(source)).read_text().strip(),
-        accepted=made(work_dir, acceptance_name(pack)).read_text().strip(),
+        reference_accepted=accepted(work_dir, source),
+        accepted=accepted(work_dir, name),
     )
+
+
+def accepted(work_dir: Path, name: str) -> str:
+    """The share of drafts that vLLM accepts."""
+    return made(work_dir, acceptance_name(EXAMPLES / name)).read_text().strip()
 
 
 def main() -> None:
     """Writes README.md beside the weights."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("recipe", choices=sorted(RECIPES))
-    parser.add_argument("source", type=Path)
-    parser.add_argument("pack", type=Path)
+    parser.add_argument("pack", choices=PACKS)
     parser.add_argument("--work-dir", type=Path, required=True)
     args = parser.parse_args()
-    text = card(args.recipe, args.source, args.pack, args.work_dir)
-    (args.pack / "README.md").write_text(text)
+    text = card(args.pack, args.work_dir)
+    (EXAMPLES / args.pack / "README.md").write_text(text)
 
 
 if __name__ == "__main__":

@@ -16,11 +16,13 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+from exl3 import cli
 from exl3.format.constants import CODEBOOKS
 from tools.demo_model.compare import Comparison, compare, heldout_windows, outputs
+from tools.demo_model.data import Data
 from tools.demo_model.load import load_checkpoint
+from tools.demo_model.packs import TEXT
 from tools.demo_model.plot import divergence_curves
-from tools.demo_model.quantize import Quantizer, uniform
 
 BITS = (2, 3, 4, 5, 6)
 PLOT_FILE = "quality.svg"
@@ -38,15 +40,18 @@ Figures = dict[tuple[int, str], Comparison]
 def measure(source: Path, work_dir: Path) -> Figures:
     """Encodes and measures what is not yet measured."""
     folder = work_dir / "quality"
-    quantizer = Quantizer(source, work_dir)
-    data, reference = quantizer.data, load_checkpoint(source)
+    folder.mkdir(exist_ok=True)
+    data, reference = Data(work_dir), load_checkpoint(source)
     texts = heldout_windows(data, reference.config.max_position_embeddings)
     expected = [outputs(reference, text) for text in texts]
     found = {}
-    for bits, (label, codebook) in itertools.product(BITS, CODEBOOKS.items()):
+    for bits, label in itertools.product(BITS, CODEBOOKS):
         pack = folder / f"{label}-{bits}"
         if not pack.exists():
-            quantizer.write(uniform(bits, codebook), pack)
+            command = ["quantize", str(source), str(pack), "--text", str(TEXT)]
+            command += ["--bits", str(bits), "--codebook", label, "--resume"]
+            if cli.main(command) != 0:
+                raise SystemExit(1)
         file = pack.with_suffix(".json")
         if not file.exists():
             figures = compare(

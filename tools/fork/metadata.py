@@ -15,6 +15,9 @@ from tools.fork.pins import Pins
 
 #: What the library alone needs. torch's stable ABI reaches back to this release.
 LIBRARY_REQUIREMENTS = ["torch>=2.11"]
+#: What serving over several machines needs. Upstream names no release of Ray; this is
+#: the oldest that the tests have run on.
+RAY_REQUIREMENTS = ["ray>=2.60"]
 #: What the tools need to draw, and nothing else does.
 PLOT_REQUIREMENTS = ["matplotlib>=3.8"]
 #: The library's command. Upstream has none of this name.
@@ -57,6 +60,7 @@ def read_metadata(wheel: Path, pins: Pins) -> Metadata:
     }
     extras["multimodal"] = []
     extras["plot"] = list(PLOT_REQUIREMENTS)
+    extras["ray"] = list(RAY_REQUIREMENTS)
     for line in fields.get_all("Requires-Dist", []):
         requirement = Requirement(line)
         name = canonicalize_name(requirement.name)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from exl3.checkpoint.ranks import check_tensor_parallel, expert_part
 from vllm.config import model_upstream as upstream
 from vllm.fork import extend
-from vllm.transformers_utils.exl3 import QUANT_METHOD, checkpoint_plan
+from vllm.transformers_utils.checkpoint import known_checkpoint
+from vllm.transformers_utils.exl3 import QUANT_METHOD
 
 if TYPE_CHECKING:
     from vllm.config.parallel import ParallelConfig
@@ -24,9 +25,10 @@ def _verify_with_parallel_config(
     _upstream_verify(self, parallel_config)
     if self.quantization != QUANT_METHOD:
         return
-    plan = checkpoint_plan(self.model, self.revision)
-    if plan is None or parallel_config.enable_expert_parallel:
+    checkpoint = known_checkpoint(self.model, self.revision)
+    if checkpoint is None or parallel_config.enable_expert_parallel:
         return
+    plan = checkpoint.plan
     tensor_parallel = parallel_config.tensor_parallel_size
     # Without expert parallelism vLLM cuts experts for the data parallel ranks too.
     ranks = tensor_parallel * parallel_config.data_parallel_size

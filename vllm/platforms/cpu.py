@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
-"""What the CPU serves beyond upstream: short sparse attention, and MLA in any dtype.
+"""What the CPU serves beyond upstream: short sparse attention, MLA in any dtype, Ray.
 
-See docs/upstream/cpu-dsa-as-dense.md and docs/upstream/cpu-mla-dtypes.md.
+See docs/upstream/cpu-dsa-as-dense.md, cpu-mla-dtypes.md and ray-cpu.md beside it.
 """
 
 from typing import TYPE_CHECKING
 
+from vllm import envs
 from vllm.fork import extend
 from vllm.platforms import cpu_upstream as upstream
 from vllm.refusal import RefusedOptionError
@@ -17,14 +18,28 @@ if TYPE_CHECKING:
 
 
 class CpuPlatform(upstream.CpuPlatform):
-    """Upstream's CPU platform, with the attention that its kernels can do."""
+    """Upstream's CPU platform, with the attention that its kernels can do, and Ray."""
+
+    #: The custom resource by which a Ray node says how many ranks it takes. Ray's own
+    #: "CPU" counts cores, and upstream asks for one unit a rank.
+    ray_device_key: str = "vllm_cpu"
 
     @classmethod
     def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:
-        """Chooses the attention of the model and its draft, then does as upstream."""
+        """Chooses the attention of the model and its draft, then does as upstream.
+
+        Raises:
+            RefusedOptionError: The CPU can't do what the options ask for.
+        """
         # Imported late: the platform is resolved before most of vLLM can be.
         from vllm.model_executor.models.dense_dsa import attend_densely
 
+        backend = vllm_config.parallel_config.distributed_executor_backend
+        if backend == "ray" and not envs.VLLM_USE_RAY_V2_EXECUTOR_BACKEND:
+            raise RefusedOptionError(
+                "VLLM_USE_RAY_V2_EXECUTOR_BACKEND=0: this executor of Ray needs GPUs. "
+                "Unset the variable to use Ray on the CPU."
+            )
         target, speculative = vllm_config.model_config, vllm_config.speculative_config
         if target is not None:
             attend_densely(target, "CPU")

@@ -15,7 +15,11 @@ from transformers import PreTrainedConfig
 from exl3.checkpoint.headers import fingerprint
 from exl3.checkpoint.plan import CheckpointPlan
 from exl3.format.errors import FileError
-from vllm.transformers_utils.checkpoint import local_folder, stored_checkpoint
+from vllm.transformers_utils.checkpoint import (
+    known_checkpoint,
+    local_folder,
+    stored_checkpoint,
+)
 
 QUANT_METHOD = "exl3"
 
@@ -35,7 +39,7 @@ def resolve_config(
     """
     declared = _is_declared(config)
     try:
-        checkpoint = stored_checkpoint(model, revision)
+        checkpoint = known_checkpoint(model, revision)
     except FileError:  # upstream may read it all the same
         if declared:
             raise

@@ -23,7 +23,7 @@ from exl3.checkpoint.expert_widths import (
 from exl3.checkpoint.stored_widths import read_stored
 from exl3.format.errors import CheckpointError
 from vllm.logger import init_logger
-from vllm.transformers_utils.checkpoint import stored_checkpoint
+from vllm.transformers_utils.checkpoint import known_checkpoint
 
 logger = init_logger(__name__)
 
@@ -108,7 +108,7 @@ def resolve_config(
     fields = _plain_fields(text)
     # A checkpoint that is still to be fetched, or the rest of it, is checked again,
     # layer by layer, when its tensors are loaded.
-    checkpoint = stored_checkpoint(model, revision)
+    checkpoint = known_checkpoint(model, revision)
     stored = read_stored((), 0) if checkpoint is None else checkpoint.widths
     widths = resolve_widths(fields, stored)
     if widths is None:

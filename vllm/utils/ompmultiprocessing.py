@@ -2,11 +2,16 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
 """Cores for the ranks of a CPU engine, also where ranks share a NUMA node.
 
-See docs/upstream/cpu-ranks-share-a-node.md.
+See docs/upstream/cpu-ranks-share-a-node.md and ray-cpu.md beside it.
 """
 
+import copy
+import os
 from collections.abc import Callable
 from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import torch
 
 import vllm.utils.cpu_resource_utils as cr_utils
 from vllm.fork import extend
@@ -14,6 +19,9 @@ from vllm.logger import init_logger
 from vllm.platforms import CpuArchEnum, current_platform
 from vllm.utils import ompmultiprocessing_upstream as upstream
 from vllm.utils.cpu_resource_utils import LogicalCPUInfo
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
 
 logger = init_logger(__name__)
 
@@ -40,6 +48,30 @@ class OMPProcessManager(upstream.OMPProcessManager):
             logger.warning("Threads are not bound to cores: %s", error)
             self.skip_setup = True
             return [], []
+
+
+def bind_this_process(
+    vllm_config: "VllmConfig", local_rank: int, local_ranks: int
+) -> None:
+    """Gives this process the cores of a rank whose environment nobody has prepared.
+
+    An executor that starts ranks itself does so by `OMPProcessManager`, in variables
+    that OpenMP reads as it is loaded. Ray starts a rank's process before it is known
+    which rank that is, and with one thread.
+
+    Args:
+        vllm_config: The engine's.
+        local_rank: Index of the rank among those of its Ray node.
+        local_ranks: How many ranks that node has.
+    """
+    of_node = copy.copy(vllm_config)
+    of_node.parallel_config = copy.copy(vllm_config.parallel_config)
+    of_node.parallel_config.world_size = local_ranks
+    manager = OMPProcessManager(of_node)
+    if not manager.skip_setup:
+        cpus = manager.cpu_lists[local_rank]
+        os.sched_setaffinity(0, cpus)
+        torch.set_num_threads(len(cpus))
 
 
 class NotEnoughCoresError(ValueError):

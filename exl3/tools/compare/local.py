@@ -7,6 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from exl3.format.errors import TensorError
 from exl3.model import StreamedModel
 from exl3.tools.compare.measure import Scores
 from exl3.tools.shared.progress import progress_bar
@@ -34,13 +35,23 @@ class LocalModel:
         self._hidden: list[Tensor] = []
 
     def read(self, windows: Sequence[Tensor]) -> None:
-        """Runs all layers over windows of token ids, but for their last tokens."""
+        """Runs all layers over windows of token ids, but for their last tokens.
+
+        Raises:
+            CheckpointError: A tensor is missing or misshaped, or what a layer gives is
+                not finite.
+        """
         model = self._model
         hidden = [model.embed(window[None, :-1]) for window in windows]
         with progress_bar(model.num_layers, "layer", self.folder.name) as bar:
             for layer in model.layers():
                 for index, states in enumerate(hidden):
                     hidden[index] = layer(states)
+                    if not hidden[index].isfinite().all():
+                        raise TensorError(
+                            f"{self.folder}: {layer.name} gives infinities or NaN on "
+                            "the text; fetch the files again, or repair the checkpoint"
+                        )
                 bar.update()
         self._hidden = hidden
 

@@ -107,6 +107,11 @@ class Server:
             ids[row, : len(position)] = torch.tensor([int(token) for token in position])
             values = [entry["logprob"] for entry in position.values()]
             logprobs[row, : len(position)] = torch.tensor(values)
+        if logprobs.isnan().any():
+            raise ToolError(
+                f"{self.name}: gives NaN on the text; check what it serves with "
+                "exl3 verify"
+            )
         return Scores(logprobs, ids)
 
     def _ask(self, path: str, content: Any = None) -> Any:

@@ -108,9 +108,9 @@ def run_layer(
         found.experts = ExpertInputs(layer.moe.activation)
 
     def run(window: int) -> _Seen:
-        arguments = [hidden[window], *(of[window] for of in (following,) if of)]
+        following_of = following[window : window + 1]  # none in a decoder layer
         with watch.window() as seen:
-            hidden[window] = layer(*arguments)
+            hidden[window] = layer(hidden[window], *following_of)
         if not hidden[window].isfinite().all():
             raise NotFiniteError(layer.name)
         seen.measure(hidden[window])

@@ -28,6 +28,8 @@ from exl3.tools.shared.errors import ToolError
 
 #: Tokens of a window of text.
 WINDOW = 512
+#: Fewer tokens say nothing of a model, and draft layers need some.
+_LEAST_TOKENS = 16
 
 
 def add_command(commands: Any) -> None:
@@ -104,7 +106,7 @@ def add_command(commands: Any) -> None:
     )
     text.add_argument(
         "--tokens",
-        type=_count,
+        type=_tokens,
         default=65536,
         metavar="N",
         help="tokens of it to read at most (default: %(default)s)",
@@ -115,9 +117,7 @@ def add_command(commands: Any) -> None:
     parser.add_argument(
         "--threads",
         type=_count,
-        default=os.process_cpu_count()
-        if hasattr(os, "process_cpu_count")
-        else len(os.sched_getaffinity(0)),
+        default=len(os.sched_getaffinity(0)),
         metavar="N",
         help="cores to use (default: all)",
     )
@@ -136,12 +136,12 @@ def run(options: argparse.Namespace) -> None:
         ToolError: An argument or the output cannot be used.
     """
     started = time.monotonic()
-    recipe = _recipe(options)
+    recipe = recipe_of(options)
     config = read_config(options.source)
     checkpoint, modules = read_with_modules(options.source, config)
     text = text_config(config)
-    if checkpoint.plan.is_exl3 or config.get("quantization_config"):
-        stamp = config.get("quantization_config")
+    stamp = config.get("quantization_config") or text.get("quantization_config")
+    if checkpoint.plan.is_exl3 or stamp:
         method = stamp.get("quant_method") if isinstance(stamp, Mapping) else "exl3"
         raise UnsupportedFormatError(
             f"{options.source}: is quantized already ({str(method)[:40]}); encode the "
@@ -168,6 +168,7 @@ def run(options: argparse.Namespace) -> None:
             WINDOW,
             options.tokens,
             count_field(text, "max_position_embeddings", WINDOW),
+            count_field(text, "index_topk", WINDOW),
         ),
         tokens=options.tokens,
         seed=options.seed,
@@ -179,7 +180,12 @@ def run(options: argparse.Namespace) -> None:
     print(json.dumps(report, indent=2) if options.json else "\n".join(_lines(report)))
 
 
-def _recipe(options: argparse.Namespace) -> Recipe:
+def recipe_of(options: argparse.Namespace) -> Recipe:
+    """What the arguments ask for.
+
+    Raises:
+        ToolError: They exclude each other.
+    """
     if options.rank_sliced != (options.tp is not None):
         raise ToolError(
             "--rank-sliced, --tp: belong together; give both, or neither for a plain "
@@ -229,6 +235,13 @@ def _bits(text: str) -> int | float:
     if not 1 <= value <= 16:
         raise argparse.ArgumentTypeError("expected bits per weight")
     return int(value) if value == int(value) else value
+
+
+def _tokens(text: str) -> int:
+    count = int(text)
+    if count < _LEAST_TOKENS:
+        raise argparse.ArgumentTypeError(f"expected at least {_LEAST_TOKENS}")
+    return count
 
 
 def _count(text: str) -> int:

@@ -9,7 +9,6 @@ that its linear layers and experts get there weigh the errors of the encoding.
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 from torch import Tensor
@@ -134,49 +133,38 @@ class Converter:
         figures: dict[str, Figures] = {}
         self._bar.set_postfix_str(part.name)
         stored = {at.name: self.tensors.read(at.name) for at in part.kept}
-        jobs = chain(self._linears(part, inputs), self._experts(part, inputs))
-        at_once = self._room(part) // self._need(part)
-        for kind, tensors, encoded in self.workers.lead(self._encode, jobs, at_once):
-            stored |= tensors
-            for each in encoded:
-                stored |= each.tensors
-                figures.setdefault(kind, Figures()).add(each)
+        for works in self._linears(part, inputs), self._experts(part, inputs):
+            at_once = _at_once(part, works)
+            for encoded in self.workers.lead(self._encode, works, at_once):
+                stored |= encoded.tensors
+                for each in encoded.matrices:
+                    stored |= each.tensors
+                    figures.setdefault(encoded.kind, Figures()).add(each)
         note = {kind: vars(of) for kind, of in figures.items()}
         out.write_shard(part.name, stored, note, state)
         self.tensors.release()
 
-    def _room(self, part: Part) -> int:
-        """Bytes that may be taken by what is at work."""
-        return max(_LEAST_ROOM, part.num_bytes // 2)
+    def _linears(self, part: Part, inputs: LayerInputs) -> list["_Work"]:
+        kind = "head" if part.layer is None else "linear"
+        return [_Work(kind, linear, inputs) for linear in part.linears]
 
-    def _need(self, part: Part) -> int:
-        """Bytes that a matrix at work may take."""
-        weights = [linear.weight.shape for linear in part.linears]
-        for expert in part.experts.weights[:1] if part.experts else []:
-            weights += [header.shape for header in expert.values()]
-        sizes = [_HESSIAN_COPIES * k * k + 4 * n * k for n, k in weights]
-        return 4 * max(sizes, default=1)
+    def _experts(self, part: Part, inputs: LayerInputs) -> list["_Work"]:
+        if part.experts is None:
+            return []
+        experts = range(part.experts.width)
+        return [_Work("expert", _Expert(part, expert), inputs) for expert in experts]
 
-    def _linears(self, part: Part, inputs: LayerInputs) -> Iterator["_Work"]:
-        for linear in part.linears:
-            yield _Work("head" if part.layer is None else "linear", linear, inputs)
-
-    def _experts(self, part: Part, inputs: LayerInputs) -> Iterator["_Work"]:
-        for expert in range(part.experts.width if part.experts else 0):
-            yield _Work("expert", _Expert(part, expert), inputs)
-
-    def _encode(self, work: "_Work") -> tuple[str, dict[str, Tensor], list[Encoded]]:
+    def _encode(self, work: "_Work") -> "_Encoded":
         """Encodes a linear layer, or the matrices of an expert."""
         self.workers.check()
         what = work.what
         try:
-            tensors: dict[str, Tensor] = {}
-            jobs: Iterable[Job]
             if isinstance(what, Linear):
                 tensors, jobs = self._linear_jobs(what, work.inputs)
             else:
-                jobs = self._expert_jobs(what, work.inputs.experts)
-            return work.kind, tensors, [self._encode_job(job) for job in jobs]
+                tensors, jobs = {}, self._expert_jobs(what, work.inputs.experts)
+            matrices = [self._encode_job(job) for job in jobs]
+            return _Encoded(work.kind, tensors, matrices)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -195,7 +183,7 @@ class Converter:
 
     def _linear_jobs(
         self, linear: Linear, inputs: LayerInputs
-    ) -> tuple[dict[str, Tensor], list[Job]]:
+    ) -> tuple[dict[str, Tensor], Iterable[Job]]:
         hessian = inputs.hessians.get(linear.module)
         job = Job(
             linear.module,
@@ -242,6 +230,30 @@ class _Work:
     kind: str
     what: "Linear | _Expert"
     inputs: LayerInputs
+
+    @property
+    def num_bytes(self) -> int:
+        """What it takes in memory at most: a matrix, its moments and their factor."""
+        what = self.what
+        weights = [what.weight] if isinstance(what, Linear) else what.headers.values()
+        return 4 * max(
+            _HESSIAN_COPIES * k * k + 4 * n * k for n, k in (at.shape for at in weights)
+        )
+
+
+@dataclass(frozen=True)
+class _Encoded:
+    """What became of it."""
+
+    kind: str
+    tensors: dict[str, Tensor]  # besides those of the matrices
+    matrices: list[Encoded]
+
+
+def _at_once(part: Part, works: Sequence[_Work]) -> int:
+    """How many matrices may be at work together, in half the memory of the layer."""
+    room = max(_LEAST_ROOM, part.num_bytes // 2)
+    return room // max((work.num_bytes for work in works), default=1)
 
 
 class _Expert:

@@ -4,10 +4,12 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
+
+from exl3.checkpoint.file_header import TensorHeader
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -90,21 +92,44 @@ def write_safetensors(
         return -tensors[name].element_size(), name
 
     order = sorted(tensors, key=place)
+    header = _header(
+        (
+            name,
+            _DTYPES[str(tensors[name].dtype).removeprefix("torch.")],
+            tensors[name].shape,
+            tensors[name].nbytes,
+        )
+        for name in order
+    )
+    with durable_file(path, temporary) as file:
+        file.write(header)
+        for name in order:
+            flat = tensors[name].detach().cpu().contiguous().reshape(-1)
+            file.write(memoryview(flat.view(torch.uint8).numpy()))
+
+
+def write_header(path: Path, tensors: Iterable[TensorHeader]) -> None:
+    """Writes a safetensors file of the right size that has a header and no weights."""
+    tensors = list(tensors)
+    header = _header((it.name, it.dtype, it.shape, it.num_bytes) for it in tensors)
+    size = sum(it.num_bytes for it in tensors)
+    with path.open("wb") as file:
+        file.write(header)
+        file.truncate(len(header) + size)
+
+
+def _header(tensors: Iterable[tuple[str, str, Sequence[int], int]]) -> bytes:
+    """A header of tensors that lie end to end: name, dtype, shape and bytes of each."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0
-    for name in order:
-        tensor = tensors[name]
-        end = at + tensor.nbytes
+    for name, dtype, shape, num_bytes in tensors:
+        end = at + num_bytes
         header[name] = {
-            "dtype": _DTYPES[str(tensor.dtype).removeprefix("torch.")],
-            "shape": list(tensor.shape),
+            "dtype": dtype,
+            "shape": list(shape),
             "data_offsets": [at, end],
         }
         at = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with durable_file(path, temporary) as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for name in order:
-            flat = tensors[name].detach().cpu().contiguous().reshape(-1)
-            file.write(memoryview(flat.view(torch.uint8).numpy()))
+    return len(text).to_bytes(8, "little") + text

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
-"""The CPU worker, also where several ranks share a NUMA node's memory.
+"""The CPU worker, also where several ranks share a NUMA node, and under Ray.
 
-See docs/upstream/cpu-ranks-share-a-node.md.
+See docs/upstream/cpu-ranks-share-a-node.md and ray-cpu.md beside it.
 """
 
 # First, as it replaces functions of torch that other imports bind.
@@ -13,6 +13,7 @@ import math
 from vllm.config import VllmConfig
 from vllm.fork import extend
 from vllm.utils.cpu_resource_utils import get_visible_memory_node
+from vllm.utils.ompmultiprocessing import bind_this_process
 
 
 class CPUWorker(upstream.CPUWorker):
@@ -26,6 +27,13 @@ class CPUWorker(upstream.CPUWorker):
         distributed_init_method: str,
         is_driver_worker: bool = False,
     ):
+        parallel_config = vllm_config.parallel_config
+        ranks = parallel_config.local_world_size
+        if parallel_config.use_ray:
+            # The size above takes all ranks for local ones; these ids are this node's.
+            assert parallel_config.assigned_physical_gpu_ids is not None
+            ranks = len(parallel_config.assigned_physical_gpu_ids)
+            bind_this_process(vllm_config, local_rank, ranks)
         super().__init__(
             vllm_config,
             local_rank,
@@ -35,7 +43,6 @@ class CPUWorker(upstream.CPUWorker):
         )
         # `gpu_memory_utilization` is a fraction of the node's memory, so it bounds
         # the ranks of that node together.
-        ranks = vllm_config.parallel_config.local_world_size
         ranks_of_node = math.ceil(ranks / len(get_visible_memory_node()))
         self.requested_cpu_memory //= ranks_of_node
 
