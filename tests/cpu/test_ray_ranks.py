@@ -74,7 +74,7 @@ def test_too_few_places_are_waited_for_as_upstream_does(ray, monkeypatch):
     monkeypatch.setattr(ray_executor_v2, "_upstream_initialize_ray_cluster", waiting)
     config = ParallelConfig(tensor_parallel_size=2)
     initialize_ray_cluster(config, require_gpu_on_driver=False)
-    waiting.assert_called_once_with(config, None, False)
+    waiting.assert_called_once_with(config, require_gpu_on_driver=False)
 
 
 def test_the_executor_for_gpus_alone_is_refused(monkeypatch):

@@ -293,6 +293,17 @@ def checkpoints(draw: Callable) -> Files:
     return files
 
 
+def all_problems(folder: Path) -> list[str]:
+    """What a tool tells of a checkpoint that the server's reader refuses at once."""
+    problems = Problems(collect=True)
+    try:
+        survey(folder, read_config(folder), problems)
+    except CheckpointError as error:
+        if error not in problems.found:
+            problems.found.append(error)
+    return [str(problem) for problem in problems.found]
+
+
 def check(files: Files) -> None:
     """Reads a checkpoint as the server and `exl3 inspect` do."""
     with tempfile.TemporaryDirectory() as name:
@@ -313,6 +324,10 @@ def check(files: Files) -> None:
             lines = (*found.checkpoint.plan.warnings, *report["problems"])
         except CheckpointError as error:
             lines = (str(error),)
+            told = all_problems(folder)
+            # None beside what is told of widths, which are looked at last.
+            assert not told or told[0] == lines[0], (told[0], lines[0])
+            lines = (*lines, *told)
         for line in lines:
             assert "\n" not in line, line
             assert 20 < len(line) < 2500, line

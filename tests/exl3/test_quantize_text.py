@@ -209,7 +209,7 @@ def test_sensitivities_go_on_where_they_were_stopped(text, workers, tmp_path):
         place = tmp_path / name
         with (
             StagedCheckpoint(place, {}, resume) as out,
-            progress_bar(4, "l", "") as bar,
+            progress_bar(3, "l", "") as bar,
         ):
             if layers is not None:
                 bar.update = lambda: next(steps)
@@ -217,8 +217,8 @@ def test_sensitivities_go_on_where_they_were_stopped(text, workers, tmp_path):
             return measure_sensitivities(text, out, workers, bar)
 
     expected = measure("whole")
-    assert {layer: len(of) for layer, of in expected.items()} == dict(enumerate(WIDTHS))
-    for layers in range(4):
+    assert {layer: len(of) for layer, of in expected.items()} == {0: 0, 1: 3, 2: 2}
+    for layers in range(3):
         with pytest.raises(StopIteration):
             measure(f"stopped-{layers}", layers=layers)
         assert measure(f"stopped-{layers}", resume=True) == expected

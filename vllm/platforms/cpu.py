@@ -5,9 +5,9 @@
 See docs/upstream/cpu-dsa-as-dense.md, cpu-mla-dtypes.md and ray-cpu.md beside it.
 """
 
+import os
 from typing import TYPE_CHECKING
 
-from vllm import envs
 from vllm.fork import extend
 from vllm.platforms import cpu_upstream as upstream
 from vllm.refusal import RefusedOptionError
@@ -35,7 +35,9 @@ class CpuPlatform(upstream.CpuPlatform):
         from vllm.model_executor.models.dense_dsa import attend_densely
 
         backend = vllm_config.parallel_config.distributed_executor_backend
-        if backend == "ray" and not envs.VLLM_USE_RAY_V2_EXECUTOR_BACKEND:
+        # Not from `envs`: later releases have one executor, and no such variable.
+        older = os.environ.get("VLLM_USE_RAY_V2_EXECUTOR_BACKEND") == "0"
+        if backend == "ray" and older:
             raise RefusedOptionError(
                 "VLLM_USE_RAY_V2_EXECUTOR_BACKEND=0: this executor of Ray needs GPUs. "
                 "Unset the variable to use Ray on the CPU."

@@ -86,11 +86,11 @@ class Text:
         return found
 
     def _damaged(self, layer: StreamedLayer) -> str | None:
-        """The first of a layer's tensors that is not finite."""
+        """The first tensor that is not finite, of a layer or the embeddings."""
         tensors = self.model.tensors
         for name in tensors.names():
-            is_own = name.startswith(f"{layer.name}.")
-            if is_own and not tensors.floating(name).isfinite().all():
+            is_read = name.startswith((f"{layer.name}.", "model.embed_tokens."))
+            if is_read and not tensors.floating(name).isfinite().all():
                 return name
         return None
 
@@ -118,15 +118,15 @@ class Text:
 def measure_sensitivities(
     text: Text, out: StagedCheckpoint, workers: Workers, bar: Any
 ) -> dict[int, list[float]]:
-    """How much the errors of each routed expert matter, by global layer index.
+    """How much the errors of the decoder layers' experts matter, by layer index.
 
     Args:
-        text: Is run through the whole model.
+        text: Is run through the decoder layers.
         out: Keeps what is known of each layer, so that a stopped run goes on there.
         workers: Do the work.
         bar: Progress, in layers.
     """
-    order = [*range(text.model.num_layers), *text.model.draft_layers]
+    order = range(text.model.num_layers)
     found: dict[int, list[float]] = {}
     for index in order:
         if out.has(_step(index)):
@@ -139,11 +139,11 @@ def measure_sensitivities(
         text.start()
     else:
         text.restore(state)
-    for layer in text.layers(todo[0]):
+    for layer in text.model.layers(todo[0]):
         found[layer.index] = text.run(layer, workers).sensitivities
         out.record(_step(layer.index), found[layer.index], text.state())
         bar.update()
-    text.hidden, text.drafts = [], {}
+    text.hidden = []
     return found
 
 

@@ -83,8 +83,7 @@ def write_pack(
             text = Text(StreamedModel.open(source), windows)
         sensitivities = None
         if recipe.is_mixed and text is not None:
-            layers = num_layers + len(text.model.draft_layers)
-            with progress_bar(layers, "layer", "measuring") as bar:
+            with progress_bar(num_layers, "layer", "measuring") as bar:
                 sensitivities = measure_sensitivities(text, out, workers, bar)
         bits = expert_bits(parts, num_layers, recipe, sensitivities)
         done = sum(part.num_weights for part in parts if out.has(part.name))

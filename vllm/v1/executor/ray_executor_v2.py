@@ -3,6 +3,7 @@
 """Ray's executor, also on the CPU platform. See docs/upstream/ray-cpu.md."""
 
 from pathlib import Path
+from typing import Any
 
 import ray
 
@@ -54,9 +55,7 @@ def _name_folders_in_full(vllm_config: VllmConfig) -> None:
 
 
 def initialize_ray_cluster(
-    parallel_config: ParallelConfig,
-    ray_address: str | None = None,
-    require_gpu_on_driver: bool = True,
+    parallel_config: ParallelConfig, *args: Any, **kwargs: Any
 ) -> None:
     """Connects to Ray and reserves a place for each rank, as upstream does.
 
@@ -66,7 +65,7 @@ def initialize_ray_cluster(
     """
     if current_platform.is_cpu():
         if not ray.is_initialized():
-            ray.init(ray_address, runtime_env=parallel_config.ray_runtime_env)
+            ray.init(runtime_env=parallel_config.ray_runtime_env)
         key = current_platform.ray_device_key
         if not ray.cluster_resources().get(key):
             raise RefusedOptionError(
@@ -74,9 +73,7 @@ def initialize_ray_cluster(
                 f"'{{\"{key}\": N}}', N being the ranks that it takes; "
                 f"{parallel_config.world_size} are needed in all."
             )
-    _upstream_initialize_ray_cluster(
-        parallel_config, ray_address, require_gpu_on_driver
-    )
+    _upstream_initialize_ray_cluster(parallel_config, *args, **kwargs)
 
 
 extend(__name__, upstream)
