@@ -349,6 +349,12 @@ def test_two_servers_need_a_tokenizer(pair, server, capsys):
     assert "--tokenizer: A and B are both servers" in found
 
 
+@pytest.mark.parametrize("name", ["nowhere", "localhost:8000", "ftp://localhost"])
+def test_a_side_that_is_no_folder(pair, capsys, name):
+    found = refusal(capsys, pair / "a", name, "--text", pair / "text")
+    assert f"{name}: is no folder; name a checkpoint's folder, or" in found
+
+
 @pytest.mark.parametrize(
     ("content", "line"),
     [

@@ -37,9 +37,11 @@ def as_json(found: Comparison, text: WindowedText, a: Side, b: Side) -> dict[str
 
 def lines(found: Comparison, text: WindowedText, a: Side, b: Side) -> Iterator[str]:
     """The comparison as text."""
+    count = len(text.windows)
+    windows = f"{count} windows" if count > 1 else "a window"
     yield (
         f"{text.file}: {text.num_tokens:,} tokens, {text.num_bytes:,} bytes, in "
-        f"{len(text.windows)} windows of {text.window} tokens"
+        f"{windows} of {text.window} tokens"
     )
     yield ""
     width = max(len(a.name), len(b.name), 13)
