@@ -100,9 +100,10 @@ def table(rows: Rows) -> str:
     lines = ["| kept | way | widths | bits per byte | over the whole model's |"]
     lines.append("|---|---|---|---|---|")
     for (ratio, way), (widths, bits) in rows.items():
+        over = "-" if bits == whole else f"{bits / whole - 1:+.1%}"
         lines.append(
             f"| {ratio:.1%} | {way} | {', '.join(map(str, widths))} | {bits:.4f} | "
-            f"{bits / whole - 1:+.1%} |"
+            f"{over} |"
         )
     return "\n".join(lines)
 
