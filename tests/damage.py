@@ -27,7 +27,7 @@ def with_tensors(path: Path, out: Path, change: Callable[[Tensors], Any]) -> Pat
     files = sorted(path.glob("*.safetensors"))
     tensors = {name: t for file in files for name, t in load_file(file).items()}
     change(tensors)
-    shutil.copytree(path, out)
+    shutil.copytree(path, out, ignore=shutil.ignore_patterns("*.safetensors*"))
     config = json.loads((path / "config.json").read_text())
     return save_checkpoint(out, config, tensors, shards=len(files))
 

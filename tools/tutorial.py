@@ -45,17 +45,20 @@ class Command:
         """Such as `exl3 prune`."""
         return " ".join(self.line.split()[:2])
 
-    def run(self, **folders: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, more: str = "", *, work: str = WORK, plots: str = PLOTS
+    ) -> subprocess.CompletedProcess[str]:
         """Runs it in the repository, with this interpreter's programs.
 
         Args:
-            folders: `work` and `plots`, if it shall write elsewhere.
+            more: Options to add.
+            work: Where it writes, if not where the page says.
+            plots: The same of plots.
         """
-        line = self.line.replace(WORK, folders.get("work", WORK))
-        line = line.replace(PLOTS, folders.get("plots", PLOTS))
+        line = self.line.replace(WORK, work).replace(PLOTS, plots)
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         return subprocess.run(
-            ["sh", "-c", line],
+            ["sh", "-c", f"{line} {more}"],
             capture_output=True,
             text=True,
             cwd=REPO,

@@ -122,7 +122,7 @@ class DraftLayer(StreamedLayer):
         with torch.device("meta"):
             self.eh_proj = nn.Linear(2 * hidden, hidden, bias=False)
         fill(self.eh_proj, tensors, f"{self.name}.eh_proj")
-        self._norms = {}
+        self._norms = nn.ModuleDict()
         for part, name in (
             ("enorm", f"{self.name}.enorm"),
             ("hnorm", f"{self.name}.hnorm"),
@@ -168,7 +168,7 @@ class DraftLayer(StreamedLayer):
 
 @torch.no_grad()
 def fill(
-    module: nn.Module, tensors: TensorSource, prefix: str, skip: str = "-"
+    module: nn.Module, tensors: TensorSource, prefix: str, skip: str | None = None
 ) -> None:
     """Gives a module on the meta device its weights, in float32.
 
@@ -176,11 +176,11 @@ def fill(
         module: The module.
         tensors: Where its weights are stored.
         prefix: The module's name.
-        skip: What the names of parameters begin with that are left as they are.
+        skip: What names of parameters begin with that have their weights already.
     """
     state = {}
     for name, place in module.state_dict().items():
-        if name.startswith(skip):
+        if skip is not None and name.startswith(skip):
             continue
         owner, _, field = f"{prefix}.{name}".rpartition(".")
         if field == "weight":

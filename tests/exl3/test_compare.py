@@ -185,8 +185,7 @@ def lumped(a, b, row):
 
 def test_windows_predict_every_token_but_the_first_once(tmp_path):
     file = tmp_path / "text"
-    words = ["Wär", "ich", "ein", "Vöglein,", "flög", "ich", "zu", "dir"]
-    file.write_text(" ".join(words))
+    file.write_text("W é ü ß € 漢 , 😀 and so on")
     text = cut(SOURCE, file, 5, 2048, None)
     joined = torch.cat([text.windows[0], *(window[1:] for window in text.windows[1:])])
     whole = cut(SOURCE, file, None, 2048, None)
@@ -348,6 +347,12 @@ def test_a_server_that_is_not_there(pair, server, capsys):
 def test_two_servers_need_a_tokenizer(pair, server, capsys):
     found = refusal(capsys, server.address, server.address, "--text", pair / "text")
     assert "--tokenizer: A and B are both servers" in found
+
+
+@pytest.mark.parametrize("name", ["nowhere", "localhost:8000", "ftp://localhost"])
+def test_a_side_that_is_no_folder(pair, capsys, name):
+    found = refusal(capsys, pair / "a", name, "--text", pair / "text")
+    assert f"{name}: is no folder; name a checkpoint's folder, or" in found
 
 
 @pytest.mark.parametrize(

@@ -11,85 +11,30 @@ from safetensors.torch import load_file
 
 from exl3.checkpoint.expert_widths import resolve_widths
 from exl3.checkpoint.plan import read_checkpoint, read_config
-from exl3.cli import main
 from tests.checkpoints import write_checkpoint
 from tests.damage import draft_alone, with_json, with_tensors
+from tests.exl3.grafts import (
+    BASES,
+    DRAFT,
+    EXPERTS,
+    OVERLAYS,
+    SMALL,
+    graft,
+    refused,
+    tensors,
+)
 from tests.exl3.interruptions import contents
-from tests.packs import Format, write_pack
-
-SMALL = {"layers": 2, "experts": 4}
-DRAFT = "model.layers.2."
-EXPERTS = "model.layers.2.mlp.experts"
-
-BASES = {
-    "dense": lambda path: write_checkpoint(path, **SMALL),
-    "dense, 3 files": lambda path: write_checkpoint(path, shards=3, **SMALL),
-    "plain": lambda path: write_pack(path, draft=(), shards=2, **SMALL).path,
-    "sliced": lambda path: write_pack(path, draft=(), ranks=2, **SMALL).path,
-    "sliced, mixed": lambda path: (
-        write_pack(
-            path, draft=(), ranks=2, formats=[Format(3), Format(4)], **SMALL
-        ).path
-    ),
-}
-OVERLAYS = {
-    "plain": lambda path: write_pack(path, shards=2, **SMALL).path,
-    "sliced": lambda path: write_pack(path, ranks=2, **SMALL).path,
-    "sliced, mixed": lambda path: (
-        write_pack(path, ranks=2, formats=[Format(5), Format(3)], **SMALL).path
-    ),
-}
-
-
-@pytest.fixture(scope="module")
-def stored(tmp_path_factory):
-    """Checkpoints to copy, by kind."""
-    folder = tmp_path_factory.mktemp("stored")
-    made = {}
-
-    def get(kinds, kind):
-        if (id(kinds), kind) not in made:
-            made[id(kinds), kind] = kinds[kind](folder / str(len(made)))
-        return made[id(kinds), kind]
-
-    return get
+from tests.packs import write_pack
 
 
 @pytest.fixture
 def base(stored, tmp_path):
-    return shutil.copytree(stored(BASES, "sliced"), tmp_path / "base")
+    return shutil.copytree(stored.base("sliced"), tmp_path / "base")
 
 
 @pytest.fixture
 def overlay(stored):
-    return stored(OVERLAYS, "sliced")
-
-
-def graft(*arguments):
-    return main(["graft-mtp", *map(str, arguments)])
-
-
-def refused(capsys, *arguments):
-    """The line with which a graft is refused."""
-    capsys.readouterr()
-    assert graft(*arguments) == 1
-    error = capsys.readouterr().err
-    assert error.startswith("exl3: ")
-    assert error.count("\n") == 1
-    return error
-
-
-def tensors(folder):
-    """The tensors that the index names; without one, all."""
-    index = folder / "model.safetensors.index.json"
-    found = {}
-    for file in folder.glob("*.safetensors"):
-        found |= {name: (file.name, tensor) for name, tensor in load_file(file).items()}
-    if not index.exists():
-        return {name: tensor for name, (_, tensor) in found.items()}
-    weight_map = json.loads(index.read_text())["weight_map"]
-    files = {file: load_file(folder / file) for file in set(weight_map.values())}
-    return {name: files[file][name] for name, file in weight_map.items()}
+    return stored.overlay("sliced")
 
 
 def equal(one, other):
@@ -101,8 +46,8 @@ def equal(one, other):
 @pytest.mark.parametrize("over", OVERLAYS)
 @pytest.mark.parametrize("under", BASES)
 def test_goes_in_and_out(stored, tmp_path, under, over):
-    base = shutil.copytree(stored(BASES, under), tmp_path / "base")
-    overlay = stored(OVERLAYS, over)
+    base = shutil.copytree(stored.base(under), tmp_path / "base")
+    overlay = stored.overlay(over)
     before, trunk, draft = contents(base), tensors(base), tensors(overlay)
     assert graft(base, overlay) == 0
 
@@ -149,7 +94,7 @@ def test_a_dense_layer_that_is_the_same_is_not_stored_again(base, overlay):
 @pytest.mark.parametrize("under", ["dense", "plain", "sliced", "sliced, mixed"])
 @pytest.mark.parametrize("ranks", [None, 2])
 def test_another_width_brings_its_router(stored, tmp_path, under, ranks):
-    base = shutil.copytree(stored(BASES, under), tmp_path / "base")
+    base = shutil.copytree(stored.base(under), tmp_path / "base")
     overlay = write_pack(
         tmp_path / "over", layers=2, widths=[0, 4, 3], ranks=ranks, draft=None
     ).path
@@ -177,19 +122,12 @@ def test_another_width_brings_its_router(stored, tmp_path, under, ranks):
     assert contents(base) == before
 
 
-def test_a_list_of_widths_reaches_the_draft(stored, tmp_path):
-    base = write_checkpoint(tmp_path / "base", layers=2, widths=[0, 4, 4])
-    with_json(base, tmp_path / "b", lambda it: it["n_routed_experts_per_layer"].pop())
-    assert graft(tmp_path / "b", stored(OVERLAYS, "plain")) == 0
-    assert read_config(tmp_path / "b")["n_routed_experts_per_layer"] == [0, 4, 4]
-
-
 def test_a_checkpoint_without_an_index_gets_one_and_loses_it(stored, tmp_path):
-    base = shutil.copytree(stored(BASES, "sliced"), tmp_path / "base")
+    base = shutil.copytree(stored.base("sliced"), tmp_path / "base")
     (base / "model.safetensors.index.json").unlink()
     (base / "model-00001-of-00001.safetensors").rename(base / "model.safetensors")
     before = contents(base)
-    assert graft(base, stored(OVERLAYS, "sliced")) == 0
+    assert graft(base, stored.overlay("sliced")) == 0
     index = json.loads((base / "model.safetensors.index.json").read_text())
     assert index["metadata"]["total_size"] == sum(
         tensor.nbytes for tensor in tensors(base).values()
@@ -220,31 +158,6 @@ def test_an_overlay_of_the_draft_alone(overlay, base, tmp_path):
     alone = draft_alone(overlay, tmp_path / "alone")
     assert graft(base, alone) == 0
     assert EXPERTS in read_checkpoint(base, read_config(base)).plan.experts
-
-
-def test_lists_of_ignored_modules(stored, tmp_path, overlay):
-    ignored = {
-        "quant_method": "modelopt",
-        "ignore": ["lm_head", "model.layers.2*", "*.mlp.gate", "re:.*layers\\.2\\..*"],
-    }
-    base = write_pack(tmp_path / "base", draft=(), ranks=2, stamp=ignored, **SMALL).path
-    assert graft(base, overlay) == 0
-    kept = read_config(base)["quantization_config"]["ignore"]
-    assert kept == ["lm_head", "*.mlp.gate"]
-
-
-def test_tensor_storage_follows(stored, tmp_path):
-    base = shutil.copytree(stored(BASES, "plain"), tmp_path / "base")
-    overlay = stored(OVERLAYS, "plain")
-    assert graft(base, overlay) == 0
-    ours, theirs = (
-        json.loads((folder / "quantization_config.json").read_text())["tensor_storage"]
-        for folder in (base, overlay)
-    )
-    draft = {key for key in theirs if key.startswith(EXPERTS)}
-    assert draft
-    for key in draft:
-        assert ours[key] == theirs[key]
 
 
 def test_a_dry_run_says_what_and_does_nothing(base, overlay, capsys):
@@ -307,7 +220,7 @@ def test_a_layer_that_does_not_fit(other, line, base, tmp_path, capsys):
 
 
 def test_a_codebook_that_slices_do_not_have(stored, tmp_path, capsys):
-    base = shutil.copytree(stored(BASES, "dense"), tmp_path / "base")
+    base = shutil.copytree(stored.base("dense"), tmp_path / "base")
 
     def to_mul1(found):
         for name in [name for name in found if name.endswith(".mcg")]:
@@ -316,7 +229,7 @@ def test_a_codebook_that_slices_do_not_have(stored, tmp_path, capsys):
                 0x83DCD12D - 2**32, dtype=torch.int32
             )
 
-    sliced = stored(OVERLAYS, "sliced")
+    sliced = stored.overlay("sliced")
     other = with_tensors(sliced, tmp_path / "other", to_mul1)
     with_json(other, tmp_path / "o", lambda config: config.pop("hybrid_tr3_tail"))
     assert "has codebook mul1, and slices have mcg" in refused(

@@ -215,6 +215,23 @@ def test_stacked_experts_lose_rows(dense, tmp_path):
     assert read_source(source).num_bytes(KEPT) == read_source(out).num_bytes({})
 
 
+def test_weights_of_other_formats_are_kept_as_they_are(dense, tmp_path):
+    def to_fp8(tensors):
+        for name in [name for name in tensors if ".experts." in name]:
+            tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+            tensors[f"{name}_scale_inv"] = torch.rand(2, 2)
+
+    source = with_tensors(dense, tmp_path / "fp8", to_fp8)
+    before, after = tensors_of(source), tensors_of(prune(source, tmp_path / "out"))
+    for field in "weight", "weight_scale_inv":
+        name = "model.layers.2.mlp.experts.{}.down_proj." + field
+        for at, expert in enumerate(KEPT[2]):
+            one, other = after[name.format(at)], before[name.format(expert)]
+            assert one.dtype == other.dtype
+            assert torch.equal(one.float(), other.float())
+        assert name.format(3) not in after
+
+
 def test_the_size_is_known_before(dense, tmp_path):
     source = read_source(dense)
     out = read_source(prune(dense, tmp_path / "out"))

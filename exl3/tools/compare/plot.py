@@ -80,9 +80,11 @@ def _by_position(axes: Any, found: Comparison) -> None:
     means = [kl[part].mean().item() for part in parts]
     axes.plot(x, means, color=BLACK, marker="o", markersize=3, label="mean")
     axes.set(yscale="log")
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high * (high / low) ** 0.15)  # room for the legend
     axes.set_xlabel("tokens before it in its window")
     axes.set_ylabel("KL(A || B) of a token, nats")
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="upper right", ncols=3)
 
 
 def _quantile(values: Tensor, share: float) -> float:

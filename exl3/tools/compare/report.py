@@ -37,9 +37,11 @@ def as_json(found: Comparison, text: WindowedText, a: Side, b: Side) -> dict[str
 
 def lines(found: Comparison, text: WindowedText, a: Side, b: Side) -> Iterator[str]:
     """The comparison as text."""
+    count = len(text.windows)
+    windows = f"{count} windows" if count > 1 else "a window"
     yield (
         f"{text.file}: {text.num_tokens:,} tokens, {text.num_bytes:,} bytes, in "
-        f"{len(text.windows)} windows of {text.window} tokens"
+        f"{windows} of {text.window} tokens"
     )
     yield ""
     width = max(len(a.name), len(b.name), 13)
@@ -50,11 +52,11 @@ def lines(found: Comparison, text: WindowedText, a: Side, b: Side) -> Iterator[s
     yield f"B  {b.name:{width}}  {bits[1]:13.4f}  {change:+.2f} %"
     yield ""
     at_least = "at least " if found.is_bound else ""
-    below = ", ".join(
-        f"{share:.0%} below {_quantile(found, share):.3g}" for share in _SHARES
+    at_most = ", ".join(
+        f"{share:.0%} {_quantile(found, share):.3g}" for share in _SHARES
     )
     yield f"KL(A || B)         {at_least}{found.kl.mean().item():.6f} nats a token"
-    yield f"                   {below}"
+    yield f"                   at most, by share of tokens: {at_most}"
     yield f"same first choice  {100 * found.same.double().mean().item():.2f} %"
     if found.is_bound:
         yield ""

@@ -20,12 +20,18 @@ def open_side(name: str, logprobs: int) -> LocalModel | Server:
         logprobs: Tokens to ask a server for at each position.
 
     Raises:
-        ToolError: The server does not answer.
+        ToolError: There is no such folder, or the server does not answer.
         CheckpointError: The checkpoint cannot be run.
     """
-    if "://" in name:
+    if name.startswith(("http://", "https://")):
         return Server(name, logprobs)
-    return LocalModel(Path(name))
+    folder = Path(name)
+    if not folder.is_dir():
+        raise ToolError(
+            f"{name}: is no folder; name a checkpoint's folder, or a server's address "
+            "with http:// or https://"
+        )
+    return LocalModel(folder)
 
 
 def pick_tokenizer(sides: Sequence[LocalModel | Server], named: Path | None) -> Path:

@@ -32,6 +32,9 @@ _IGNORE_FIELDS = ("ignore", "exclude_modules", "modules_to_not_convert")
 #: The tail in `quantization_config.json`.
 _TAIL_AGAIN = "rank_sliced"
 
+#: Entries of one object that are told one by one.
+_MOST_SHOWN = 5
+
 Files = dict[str, Any]
 
 
@@ -111,24 +114,23 @@ def edited_index(
 
 
 def changes(old: Any, new: Any, at: str = "") -> Iterator[str]:
-    """What differs between two JSON values, a line each."""
-    if isinstance(old, dict) and isinstance(new, dict) and len({*old, *new}) < 100:
-        for key in {**old, **new}:
-            where = f"{at}.{key}" if at else str(key)
-            if key not in new:
-                yield f"{where}: {_brief(old[key])} goes"
-            elif key not in old:
-                yield f"{where}: {_brief(new[key])} comes"
-            else:
-                yield from changes(old[key], new[key], where)
-    elif isinstance(old, dict) and isinstance(new, dict):
-        come, go = len(new.keys() - old.keys()), len(old.keys() - new.keys())
-        both = old.keys() & new.keys()
-        other = sum(old[key] != new[key] for key in both)
-        if come or go or other:
-            yield f"{at}: {come} entries come, {go} go, {other} change"
-    elif old != new:
-        yield f"{at}: {_brief(old)} becomes {_brief(new)}"
+    """What differs between two JSON values, a line each, or one for many alike."""
+    if not isinstance(old, dict) or not isinstance(new, dict):
+        if old != new:
+            yield f"{at}: {_brief(old)} becomes {_brief(new)}"
+        return
+    come, go = new.keys() - old.keys(), old.keys() - new.keys()
+    if len(come) + len(go) > _MOST_SHOWN:
+        yield f"{at}: {len(come)} entries come and {len(go)} go"
+        come = go = set()
+    for key in {**old, **new}:
+        where = f"{at}.{key}" if at else str(key)
+        if key in go:
+            yield f"{where}: {_brief(old[key])} goes"
+        elif key in come:
+            yield f"{where}: {_brief(new[key])} comes"
+        elif key in old and key in new:
+            yield from changes(old[key], new[key], where)
 
 
 def _brief(value: Any) -> str:
