@@ -68,8 +68,8 @@ MUTANTS = [
     Mutant(
         "a strip is read from between two words",
         "pipeline.cuh",
-        "source + chunk * 8)",
-        "source + chunk * 8 + 1)",
+        "from.strip + int64_t{step}",
+        "from.strip + 1 + int64_t{step}",
         "misaligned",
     ),
     Mutant(
