@@ -112,7 +112,10 @@ def test_the_draft_has_a_budget_of_its_own(source, text, tmp_path):
         (["--target-size", "1MB", "--text", "TEXT"], "leaves 0 bytes of experts"),
         (["--widths", "8,8", "--text", "TEXT"], "has 2 widths, and 4 layers"),
         (["--widths", "4", "--text", "TEXT", "--floor", 3], "--floor: --widths says"),
-        (["--keep-ratio", 1, "--text", "TEXT", "--mtp-widths", 9], "--mtp-widths: giv"),
+        (
+            ["--keep-ratio", 1, "--text", "TEXT", "--mtp-widths", 9],
+            "gives layer 5 a width of 9",
+        ),
         (["--keep-ratio", 1, "--text", "nowhere.txt"], "nowhere.txt: No such file"),
         (["--keep-ratio", 1, "--statistics", "no.json"], "no.json: No such file"),
         (["--keep-ratio", 1, "--statistics", "TEXT", "--text", "TEXT"], "--text: --st"),
