@@ -62,7 +62,9 @@ def test_a_ratio_by_text(source, text, tmp_path, capsys):
     record = json.loads((out / RECORD_FILE).read_text())
     for layer in report["layers"]:
         assert record["layers"][str(layer["layer"])]["kept"] == layer["kept"]
-    assert record["request"]["--keep-ratio"] == 0.6
+    asked = {"--keep-ratio": 0.6, "--saliency": "reap", "--tokens": 128}
+    assert record["request"].pop("--text").startswith("text.txt ")
+    assert record["request"] == asked
     assert str(text.parent) not in (out / RECORD_FILE).read_text()
 
 

@@ -113,7 +113,9 @@ class Plan:
     def record(self) -> dict[str, Any]:
         """The options that were given and decide, for the record."""
         return {
-            name: value for name, value in self.request.items() if value is not None
+            name: value
+            for name, value in self.request.items()
+            if value is not None and name != "command"
         }
 
     def choose(self, out: "StagedCheckpoint | None") -> Choice:
