@@ -15,6 +15,7 @@ from exl3.checkpoint.plan import read_checkpoint, read_config
 from exl3.tools.prune.layers import read_source
 from exl3.tools.prune.record import RECORD_FILE
 from tests.checkpoints import VOCAB_SIZE, write_checkpoint
+from tests.damage import with_json
 from tests.exl3.interruptions import Hazards, contents
 from tests.packs import write_pack
 
@@ -61,7 +62,9 @@ def test_a_ratio_by_text(source, text, tmp_path, capsys):
     record = json.loads((out / RECORD_FILE).read_text())
     for layer in report["layers"]:
         assert record["layers"][str(layer["layer"])]["kept"] == layer["kept"]
-    assert record["request"]["--keep-ratio"] == 0.6
+    asked = {"--keep-ratio": 0.6, "--saliency": "reap", "--tokens": 128}
+    assert record["request"].pop("--text").startswith("text.txt ")
+    assert record["request"] == asked
     assert str(text.parent) not in (out / RECORD_FILE).read_text()
 
 
@@ -111,7 +114,10 @@ def test_the_draft_has_a_budget_of_its_own(source, text, tmp_path):
         (["--target-size", "1MB", "--text", "TEXT"], "leaves 0 bytes of experts"),
         (["--widths", "8,8", "--text", "TEXT"], "has 2 widths, and 4 layers"),
         (["--widths", "4", "--text", "TEXT", "--floor", 3], "--floor: --widths says"),
-        (["--keep-ratio", 1, "--text", "TEXT", "--mtp-widths", 9], "--mtp-widths: giv"),
+        (
+            ["--keep-ratio", 1, "--text", "TEXT", "--mtp-widths", 9],
+            "gives layer 5 a width of 9",
+        ),
         (["--keep-ratio", 1, "--text", "nowhere.txt"], "nowhere.txt: No such file"),
         (["--keep-ratio", 1, "--statistics", "no.json"], "no.json: No such file"),
         (["--keep-ratio", 1, "--statistics", "TEXT", "--text", "TEXT"], "--text: --st"),
@@ -143,6 +149,7 @@ def test_refusals(source, text, tmp_path, capsys, options, message):
         (["--widths", "8,-1"], "-1 is no count"),
         (["--keep-ratio", "1", "--widths", "8"], "not allowed with"),
         (["--keep-ratio", "1", "--floor", "0"], "0 is no count"),
+        (["--keep-ratio", "1", "--tokens", "1"], "expected 2 or more"),
         (["--keep-ratio", "1", "--saliency", "luck"], "invalid choice"),
     ],
 )
@@ -173,6 +180,24 @@ def test_a_pack_is_pruned_by_its_own_text(text, tmp_path):
     plan = read_checkpoint(out, config).plan
     assert sum(layer.width for layer in plan.experts.values()) == 8 + 8
     assert not plan.warnings
+
+
+@pytest.mark.parametrize("words", [2, 3, 511, 513])
+def test_a_short_text_is_one_window(source, text, tmp_path, capsys, words):
+    short = tmp_path / "short.txt"
+    short.write_text(" ".join(text.read_text().split()[:words]))
+    options = ["--keep-ratio", 0.5, "--text", short, "--dry-run", "--json"]
+    assert run(source, tmp_path / "out", *options) == 0
+    assert json.loads(capsys.readouterr().out)["tokens"] == min(words, 512)
+
+
+def test_a_tokenizer_of_another_model(source, text, tmp_path, capsys):
+    narrow = with_json(source, tmp_path / "narrow", lambda at: at.update(vocab_size=9))
+    options = ["--keep-ratio", 0.5, "--text", text]
+    assert run(narrow, tmp_path / "out", *options) == 1
+    error = capsys.readouterr().err
+    assert "tokenizer.json: gives the text a token" in error and "of 9;" in error
+    assert not (tmp_path / "out").exists()
 
 
 def test_another_request_does_not_go_on(source, text, tmp_path, capsys):
@@ -207,7 +232,7 @@ def hazards(text, tmp_path):
         options = ["--keep-ratio", "0.5", "--text", text, "--tokens", "64"]
         return ["prune", source, out, *options]
 
-    small = {"layers": 2, "experts": 4, "shards": 2, "q_lora_rank": None}
+    small = {"layers": 2, "experts": 4, "shards": 2}
     return Hazards(command, write_checkpoint(tmp_path / "of", **small), tmp_path)
 
 

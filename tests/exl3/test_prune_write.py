@@ -253,6 +253,34 @@ def test_every_spelling_of_the_widths_gives_way_to_one(tmp_path):
     resolve_widths(config, read_checkpoint(out, config).widths)
 
 
+def test_the_text_model_of_a_multimodal_one(dense, tmp_path):
+    def nest(config):
+        text = dict(config)
+        config.clear()
+        config |= {"architectures": text.pop("architectures"), "text_config": text}
+
+    out = prune(with_json(dense, tmp_path / "nested", nest), tmp_path / "out")
+    config = read_config(out)
+    assert config.keys() == {"architectures", "text_config"}
+    assert config["text_config"]["n_routed_experts_per_layer"] == WIDTHS
+    assert config["text_config"]["n_routed_experts"] == 5
+
+
+def test_a_draft_under_names_of_its_own(dense, tmp_path):
+    def rename(tensors):
+        for name in [name for name in tensors if "layers.3." in name]:
+            other = name.replace("model.layers.3", "mtp.layers.0")
+            tensors[other] = tensors.pop(name)
+
+    source = with_tensors(dense, tmp_path / "mtp", rename)
+    before, after = tensors_of(source), tensors_of(prune(source, tmp_path / "out"))
+    name = "mtp.layers.0.mlp.experts.{}.up_proj.weight"
+    for at, expert in enumerate(KEPT[3]):
+        assert torch.equal(after[name.format(at)], before[name.format(expert)])
+    assert name.format(4) not in after
+    assert len(after["mtp.layers.0.mlp.gate.weight"]) == 4
+
+
 def drop(*names):
     return lambda tensors: [tensors.pop(name) for name in names]
 

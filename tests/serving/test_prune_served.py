@@ -20,6 +20,11 @@ from tests.serving.oracle import compare, load_reference
 TOLERANCE = 1e-3
 #: Layer 1 keeps 4, layer 2 keeps 6 and the draft 5, of 8 experts.
 KEPT = {1: [1, 3, 4, 6], 2: [0, 1, 2, 5, 6, 7], 3: [0, 2, 3, 5, 6]}
+#: Of 4 groups of 4 experts, 2 of each group in layer 1 and 3 in layer 2.
+KEPT_GROUPED = {
+    1: [0, 1, 4, 6, 9, 10, 13, 14],
+    2: [0, 1, 3, 4, 5, 6, 8, 10, 11, 12, 14, 15],
+}
 
 
 def prune(source, out, kept):
@@ -34,6 +39,8 @@ def served(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pruned")
     source = write_checkpoint(folder / "source")
     pack = write_pack(folder / "pack", ranks=2, formats=(Format(3), Format(4)))
+    groups = {"experts": 16, "n_group": 4, "topk_group": 2}
+    grouped = write_checkpoint(folder / "of-groups", seed=1, **groups)
     unequal = prune(source, folder / "unequal", KEPT)
     results = run(
         Case(str(source)),
@@ -41,43 +48,46 @@ def served(tmp_path_factory):
         Case(unequal),
         Case(unequal, {"speculative_config": MTP}),
         Case(prune(pack.path, folder / "pruned-pack", KEPT), exact=True),
+        Case(prune(grouped, folder / "grouped", KEPT_GROUPED)),
     )
     for result in results:
         assert result.error is None
-    names = ("source", "whole", "unequal", "unequal, draft", "pack")
-    return source, pack, dict(zip(names, results, strict=True))
+    names = ("source", "whole", "unequal", "unequal, draft", "pack", "grouped")
+    sources = {
+        "unequal": source,
+        "unequal, draft": source,
+        "pack": pack.twin,
+        "grouped": grouped,
+    }
+    return sources, dict(zip(names, results, strict=True))
 
 
-def reference(source):
+def reference(source, kept):
     model = load_reference(source)
     for layer in 1, 2:
-        gone = [expert for expert in range(8) if expert not in KEPT[layer]]
         bias = model.model.layers[layer].mlp.gate.e_score_correction_bias
+        gone = [expert for expert in range(len(bias)) if expert not in kept[layer]]
         bias[gone] = float("-inf")
     return model
 
 
 @pytest.mark.slow
 def test_all_experts_kept_say_the_same(served):
-    _, _, results = served
+    _, results = served
     assert results["whole"].completions == results["source"].completions
     assert results["unequal"].completions != results["source"].completions
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["unequal", "unequal, draft"])
+@pytest.mark.parametrize("name", ["unequal", "unequal, draft", "pack", "grouped"])
 def test_the_rest_is_as_if_the_others_were_never_chosen(served, name):
-    source, _, results = served
-    assert compare(reference(source), results[name].completions) < TOLERANCE
+    sources, results = served
+    kept = KEPT_GROUPED if name == "grouped" else KEPT
+    expected = reference(sources[name], kept)
+    assert compare(expected, results[name].completions) < TOLERANCE
 
 
 @pytest.mark.slow
 def test_the_draft_still_drafts(served):
-    result = served[2]["unequal, draft"]
+    result = served[1]["unequal, draft"]
     assert 0 < result.accepted < result.drafted
-
-
-@pytest.mark.slow
-def test_a_pack_is_served(served):
-    _, pack, results = served
-    assert compare(reference(pack.twin), results["pack"].completions) < TOLERANCE

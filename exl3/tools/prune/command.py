@@ -90,7 +90,7 @@ def add_command(commands: Any) -> None:
     text.add_argument("--text", type=Path, metavar="FILE", help="text to run")
     text.add_argument(
         "--tokens",
-        type=_count,
+        type=_tokens,
         default=32768,
         metavar="N",
         help="tokens of it to read at most (default: %(default)s)",
@@ -199,10 +199,16 @@ def _ratio(text: str) -> float:
     return ratio
 
 
-def _count(text: str) -> int:
-    if not re.fullmatch("[0-9]{1,12}", text) or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is no count; expected 1 or more")
+def _count(text: str, least: int = 1) -> int:
+    if not re.fullmatch("[0-9]{1,12}", text) or int(text) < least:
+        raise argparse.ArgumentTypeError(
+            f"{text} is no count; expected {least} or more"
+        )
     return int(text)
+
+
+def _tokens(text: str) -> int:
+    return _count(text, least=2)
 
 
 def _widths(text: str) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ Shapes: B windows of T tokens, H hidden, n tokens of one expert.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -68,9 +69,26 @@ def gather_statistics(
         if out is None or not out.has(_step(index)):
             break
         notes[index] = out.note(_step(index))
-    state = out.read_state() if out is not None and notes else None
-    hidden = model.embed(tokens) if state is None else state["hidden"]
+    if len(notes) < len(order):
+        _run_rest(model, order, tokens, notes, out)
+    return {
+        index: LayerStatistics.parse(note, source.layers[index], "the stopped run")
+        for index, note in notes.items()
+        if note is not None
+    }
+
+
+def _run_rest(
+    model: StreamedModel,
+    order: Sequence[int],
+    tokens: Tensor,
+    notes: dict[int, Any],
+    out: StagedCheckpoint | None,
+) -> None:
+    """Runs the layers that follow those which `notes` has, and adds theirs."""
     done = len(notes)
+    state = out.read_state() if out is not None and done else None
+    hidden = model.embed(tokens) if state is None else state["hidden"]
 
     def keep(layer: StreamedLayer, note: Any) -> None:
         notes[layer.index] = note
@@ -85,11 +103,6 @@ def gather_statistics(
             hidden = hidden[:, :-1]  # nothing follows the last token
             draft = model.draft_layer(index)
             keep(draft, _measure(draft, hidden, tokens[:, -hidden.shape[1] :]))
-    return {
-        index: LayerStatistics.parse(note, source.layers[index], "the stopped run")
-        for index, note in notes.items()
-        if note is not None
-    }
 
 
 def _step(layer: int) -> str:

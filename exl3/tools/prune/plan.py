@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from exl3.checkpoint.layers import count_field
 from exl3.checkpoint.plan import text_config
+from exl3.format.errors import FileError
 from exl3.tools.prune.allocation import Kept, Scores
 from exl3.tools.prune.budget import Budget
 from exl3.tools.prune.layers import Source
@@ -24,6 +25,8 @@ from exl3.tools.shared import durable
 from exl3.tools.shared.errors import ToolError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from exl3.tools.shared.staging import StagedCheckpoint
 
 #: Tokens of a window of text, if the model reads as many.
@@ -110,7 +113,9 @@ class Plan:
     def record(self) -> dict[str, Any]:
         """The options that were given and decide, for the record."""
         return {
-            name: value for name, value in self.request.items() if value is not None
+            name: value
+            for name, value in self.request.items()
+            if value is not None and name != "command"
         }
 
     def choose(self, out: "StagedCheckpoint | None") -> Choice:
@@ -155,14 +160,32 @@ class Plan:
         if options.statistics is not None:
             return read_statistics(options.statistics, list(source.layers.values()))
         from exl3.tools.prune.gather import gather_statistics
-        from exl3.tools.shared.text import read_windows
 
-        text = text_config(source.config)
-        longest = count_field(text, "max_position_embeddings", WINDOW)
-        window = min(WINDOW, longest, options.tokens)
-        limit = options.tokens // window
-        tokens = read_windows(source.folder, options.text, window, limit)
+        tokens = _read_windows(source, options.text, options.tokens)
         return gather_statistics(source, tokens, out)
+
+
+def _read_windows(source: Source, file: Path, limit: int) -> "Tensor":
+    """A text's first tokens, in windows that the model can read: `[windows, tokens]`.
+
+    Raises:
+        CheckpointError: The tokenizer is missing, or is another model's.
+        ToolError: The text cannot be read.
+    """
+    from exl3.tools.shared.text import TOKENIZER_FILE, tokenize
+
+    config = text_config(source.config)
+    tokens = tokenize(source.folder, file).tokens[:limit]
+    vocabulary, largest = count_field(config, "vocab_size"), int(tokens.max())
+    if largest >= vocabulary:
+        raise FileError(
+            f"{TOKENIZER_FILE}: gives the text a token {largest}, and config.json has "
+            f"a vocab_size of {vocabulary}; use the tokenizer of this checkpoint"
+        )
+    longest = count_field(config, "max_position_embeddings", WINDOW)
+    window = max(min(WINDOW, longest, len(tokens)), 2)  # a draft sees one less
+    count = len(tokens) // window
+    return tokens[: count * window].view(count, window)
 
 
 def _check_options(options: argparse.Namespace, source: Source) -> None:
