@@ -236,8 +236,9 @@ def hazards(text, tmp_path):
     return Hazards(command, write_checkpoint(tmp_path / "of", **small), tmp_path)
 
 
-def test_killed_at_20_random_moments(hazards):
-    hazards.check_kills(20)
+@pytest.mark.parametrize("times", [4, pytest.param(20, marks=pytest.mark.slow)])
+def test_killed_at_random_moments(hazards, times):
+    hazards.check_kills(times, seed=times)
 
 
 def test_a_limit_on_the_size_of_a_file(hazards):
