@@ -39,12 +39,15 @@ def bind(monkeypatch):
         )
         monkeypatch.setattr(cpu_resource_utils, "get_allowed_cpu_list", lambda: cpus)
         monkeypatch.setattr(
-            cpu_resource_utils, "get_visible_memory_node", lambda: visible
+            cpu_resource_utils, "get_visible_memory_node", lambda *_: visible
         )
         for name in "VLLM_CPU_OMP_THREADS_BIND", "VLLM_CPU_NUM_OF_RESERVED_CPU":
             monkeypatch.delenv(name, raising=False)
         parallel = SimpleNamespace(
-            local_world_size=ranks, data_parallel_rank_local=None, _api_process_count=1
+            local_world_size=ranks,
+            data_parallel_rank_local=None,
+            assigned_physical_gpu_ids=None,
+            _api_process_count=1,
         )
         return cls(SimpleNamespace(parallel_config=parallel, kv_transfer_config=None))
 
@@ -111,6 +114,17 @@ def test_an_s390x_books_cores_are_divided_though_no_memory_node_has_its_number(b
     assert manager.cpu_lists == [[0], [1, 2]]
 
 
+@pytest.mark.parametrize(
+    ("upstreams", "nodes"),
+    [(lambda: [0, 1], [0, 1]), (lambda assigned_node_ids=None: assigned_node_ids, [1])],
+    ids=["0.32", "0.33"],
+)
+def test_a_config_names_nodes_where_upstream_lets_it(monkeypatch, upstreams, nodes):
+    monkeypatch.setattr(cpu_resource_utils, "get_visible_memory_node", upstreams)
+    config = SimpleNamespace(assigned_physical_gpu_ids=[1])
+    assert ompmultiprocessing.memory_nodes(config) == nodes
+
+
 def test_fewer_cores_than_ranks_start_without_binding(bind, monkeypatch):
     warnings = []
     monkeypatch.setattr(
@@ -136,7 +150,7 @@ def test_ranks_of_a_node_divide_its_memory(monkeypatch, ranks, nodes, ranks_of_n
         self.requested_cpu_memory = 1200
 
     monkeypatch.setattr(cpu_worker.CPUWorker.__base__, "__init__", init)
-    monkeypatch.setattr(cpu_worker, "get_visible_memory_node", lambda: range(nodes))
+    monkeypatch.setattr(cpu_worker, "memory_nodes", lambda _: range(nodes))
     parallel = SimpleNamespace(local_world_size=ranks, use_ray=False)
     config = SimpleNamespace(parallel_config=parallel)
     worker = cpu_worker.CPUWorker(config, 0, 0, "")

@@ -186,7 +186,7 @@ def test_memory_is_divided_among_the_ranks_of_a_node(monkeypatch, use_ray, share
 
     bound = []
     monkeypatch.setattr(cpu_worker.CPUWorker.__base__, "__init__", init)
-    monkeypatch.setattr(cpu_worker, "get_visible_memory_node", lambda: [0])
+    monkeypatch.setattr(cpu_worker, "memory_nodes", lambda _: [0])
     monkeypatch.setattr(cpu_worker, "bind_this_process", lambda *a: bound.append(a))
     parallel = SimpleNamespace(
         local_world_size=4, use_ray=use_ray, assigned_physical_gpu_ids=[2, 3]
@@ -195,3 +195,5 @@ def test_memory_is_divided_among_the_ranks_of_a_node(monkeypatch, use_ray, share
     worker = cpu_worker.CPUWorker(config, 1, 3, "tcp://head:1")
     assert worker.requested_cpu_memory == share
     assert bound == ([(config, 1, 2)] if use_ray else [])
+    # Ray's ids are ranks; a CPU worker of 0.33 would take them for NUMA nodes.
+    assert parallel.assigned_physical_gpu_ids == (None if use_ray else [2, 3])

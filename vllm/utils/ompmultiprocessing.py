@@ -8,6 +8,7 @@ See docs/upstream/cpu-ranks-share-a-node.md and ray-cpu.md beside it.
 import copy
 import os
 from collections.abc import Callable
+from inspect import signature
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -21,13 +22,17 @@ from vllm.utils import ompmultiprocessing_upstream as upstream
 from vllm.utils.cpu_resource_utils import LogicalCPUInfo
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import ParallelConfig, VllmConfig
 
 logger = init_logger(__name__)
 
 
 class OMPProcessManager(upstream.OMPProcessManager):
     """Upstream's; more ranks than NUMA nodes divide the nodes' cores."""
+
+    def __init__(self, config: "VllmConfig") -> None:
+        self.parallel_config = config.parallel_config
+        super().__init__(config)  # which asks for the cores already
 
     def _get_autobind_cpu_ids(
         self, cpu_selector: Callable[[list[LogicalCPUInfo]], list[LogicalCPUInfo]]
@@ -39,7 +44,7 @@ class OMPProcessManager(upstream.OMPProcessManager):
                 id, those that carry a thread.
         """
         ranks = self.local_world_size
-        nodes = _cores_by_node(cpu_selector)
+        nodes = _cores_by_node(cpu_selector, memory_nodes(self.parallel_config))
         if self.simulate_multi_node or not nodes or len(nodes) >= ranks:
             return super()._get_autobind_cpu_ids(cpu_selector)
         try:
@@ -72,6 +77,18 @@ def bind_this_process(
         cpus = manager.cpu_lists[local_rank]
         os.sched_setaffinity(0, cpus)
         torch.set_num_threads(len(cpus))
+
+
+def memory_nodes(parallel_config: "ParallelConfig") -> list[int]:
+    """Returns the NUMA nodes that the ranks of a config may use.
+
+    vLLM 0.33 lets the config name them, where 0.32 reads the environment alone. Here
+    is the one place of the fork that knows.
+    """
+    if signature(cr_utils.get_visible_memory_node).parameters:
+        assigned = parallel_config.assigned_physical_gpu_ids
+        return cr_utils.get_visible_memory_node(assigned)
+    return cr_utils.get_visible_memory_node()
 
 
 class NotEnoughCoresError(ValueError):
@@ -121,9 +138,9 @@ def _cuts(length: int, parts: int) -> list[int]:
 
 def _cores_by_node(
     cpu_selector: Callable[[list[LogicalCPUInfo]], list[LogicalCPUInfo]],
+    visible: list[int],
 ) -> list[list[LogicalCPUInfo]]:
-    """Returns the selected CPUs of each NUMA node that this process may use."""
-    visible = cr_utils.get_visible_memory_node()
+    """Returns the selected CPUs of each NUMA node that is visible."""
     # An s390x CPU's node is the number of its book, which no memory node answers to.
     by_book = current_platform.get_cpu_architecture() == CpuArchEnum.S390X
     cores: dict[tuple[int, int], list[LogicalCPUInfo]] = {}

@@ -12,8 +12,7 @@ import math
 
 from vllm.config import VllmConfig
 from vllm.fork import extend
-from vllm.utils.cpu_resource_utils import get_visible_memory_node
-from vllm.utils.ompmultiprocessing import bind_this_process
+from vllm.utils.ompmultiprocessing import bind_this_process, memory_nodes
 
 
 class CPUWorker(upstream.CPUWorker):
@@ -33,6 +32,8 @@ class CPUWorker(upstream.CPUWorker):
             # The size above takes all ranks for local ones; these ids are this node's.
             assert parallel_config.assigned_physical_gpu_ids is not None
             ranks = len(parallel_config.assigned_physical_gpu_ids)
+            # They have served: to a CPU such ids are NUMA nodes, from 0.33 on.
+            parallel_config.assigned_physical_gpu_ids = None
             bind_this_process(vllm_config, local_rank, ranks)
         super().__init__(
             vllm_config,
@@ -43,7 +44,7 @@ class CPUWorker(upstream.CPUWorker):
         )
         # `gpu_memory_utilization` is a fraction of the node's memory, so it bounds
         # the ranks of that node together.
-        ranks_of_node = math.ceil(ranks / len(get_visible_memory_node()))
+        ranks_of_node = math.ceil(ranks / len(memory_nodes(parallel_config)))
         self.requested_cpu_memory //= ranks_of_node
 
 
