@@ -9,6 +9,9 @@ PORT ?= 8000
 MODEL ?= examples/demo-glm-dsa-ragged-exl3
 # What `make drift` compares the pinned release with: a version, or a wheel's path.
 AGAINST ?= 0.33.0
+# What `make rebase` moves to, a version; with APPLY=1 it then moves the pins.
+VERSION ?=
+APPLY ?=
 # More words for pytest: make test ARGS="tests/fork -x"
 ARGS ?=
 
@@ -81,7 +84,7 @@ FORCE:
 # --- Commands ---------------------------------------------------------------------
 
 .PHONY: help install serve test test-slow lint format hooks compose wheel nvcc drift \
-  upstream-tests clean
+  rebase upstream-tests clean
 
 help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' \
@@ -123,6 +126,9 @@ nvcc: build/nvcc/.built ## Fetch nvcc as packages, if you have no CUDA toolkit
 
 drift: $(LINT)/.built ## Compare upstream with another release (AGAINST=0.33.0)
 	@$(LINT)/bin/python -m tools.fork.drift --against $(AGAINST)
+
+rebase: .venv/.built ## Rehearse a move to another release (VERSION=0.33.0, APPLY=1)
+	@$(BIN)/python -m tools.rebase "$(VERSION)" --tests "$(ARGS)" $(if $(APPLY),--apply)
 
 upstream-tests: .venv/.built ## Run upstream's own tests on stock and on the fork
 	@$(BIN)/python -m tools.upstream_tests

@@ -37,12 +37,14 @@ def load(tmp_path):
 
 def test_every_target_is_pinned_for_both_machines():
     pins = load_pins(PINS_FILE)
-    hashes = {
-        pins.wheel(target, machine).sha256
+    pinned = [
+        pins.wheel(target, machine)
         for target in ("cpu", "cuda")
         for machine in ("x86_64", "aarch64")
-    }
-    assert len(hashes) == 4
+    ]
+    # In a rehearsal the official wheel may stand in for the CPU's.
+    wheels = {(pin.name, pin.machine) for pin in pinned}
+    assert len({pin.sha256 for pin in pinned}) == len(wheels)
 
 
 def test_the_version_names_the_target_as_upstream_reads_it(load):
