@@ -2,9 +2,14 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
 """How the tests are shared among processes."""
 
+import os
 from pathlib import Path
 
 import pytest
+
+# Two processes test at once. Threads of one that spin while they wait would take the
+# cores from the other. Read when torch is loaded, and by every process that a test starts.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 _HERE = Path(__file__).parent
 
