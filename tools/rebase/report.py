@@ -43,9 +43,9 @@ def _introduction(found: Rehearsal) -> list[str]:
         )
     if found.stands_in:
         lines += [
-            f"There is no CPU wheel of {found.release.version}; the official one stands in.",
-            "Its Python was imported and tested, in the environment of this checkout.",
-            "Upstream's compiled CPU code, and so the engine, was not tried.",
+            f"There is no CPU wheel of {found.release.version}: the official wheel",
+            "stands in. Its Python was imported and tested, in the environment of this",
+            "checkout. Upstream's compiled CPU code, and so the engine, was not tried.",
         ]
     if found.environment and (unmet := found.environment.unmet):
         lines.append(f"Required and not there: {', '.join(unmet)}.")
