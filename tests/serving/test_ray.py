@@ -31,8 +31,8 @@ PARALLEL = {
     "tensor": "--tensor-parallel-size",
     "pipeline": "--pipeline-parallel-size",
 }
-#: Seconds after the death of a node within which the server has to be gone. Ray takes
-#: up to 15 to be sure of it, and the server looks every 5.
+#: Seconds after the death of a node's processes within which the server has to be gone.
+#: The executor looks every 5, and so does the server.
 BOUND = 60
 
 
@@ -85,9 +85,12 @@ class Nodes:
 def nodes():
     # Not pytest's folder: the path of a socket has a hundred characters at most.
     folder = tempfile.mkdtemp(prefix="ray")
-    nodes = Nodes(folder)
-    yield nodes
-    nodes.stop()
+    with pytest.MonkeyPatch.context() as patch:
+        # Not set, it depends on whether this user has a token of Ray's.
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        nodes = Nodes(folder)
+        yield nodes
+        nodes.stop()
     shutil.rmtree(folder)
 
 
