@@ -4,6 +4,7 @@
 
 import base64
 import hashlib
+import os
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -105,3 +106,17 @@ def pin_wheel(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pins]:
         )
 
     return pin
+
+
+@pytest.fixture
+def index(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Points pip at a folder of wheels, or at nothing, whatever its own settings."""
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+
+    def use(folder: Path) -> None:
+        monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+
+    return use

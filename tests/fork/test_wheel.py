@@ -13,20 +13,6 @@ from tools.fork.wheel import cache_folder, obtain_wheel, sha256_of
 
 
 @pytest.fixture
-def index(monkeypatch):
-    """Points pip at a folder of wheels, or at nothing, whatever its own settings."""
-    for name in [name for name in os.environ if name.startswith("PIP_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-
-    def use(folder):
-        monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
-
-    return use
-
-
-@pytest.fixture
 def wheel(make_wheel):
     return make_wheel({})
 
