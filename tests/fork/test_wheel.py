@@ -2,7 +2,6 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
 """How the upstream wheel is had, and that no other wheel passes for it."""
 
-import os
 import subprocess
 import time
 
