@@ -71,6 +71,12 @@ $(LINT)/.built: requirements/lint.txt
 	@$(LINT)/bin/pip install -qq -r $<
 	@touch $@
 
+build/docs/.built: requirements/docs.txt
+	@$(call preflight,--python-only); \
+	 "$$python" -m venv --clear build/docs
+	@build/docs/bin/pip install -qq -r $<
+	@touch $@
+
 # nvcc looks for its libraries in a folder that its packages call otherwise.
 build/nvcc/.built: requirements/nvcc.txt
 	@$(call preflight,--python-only); \
@@ -83,7 +89,7 @@ FORCE:
 
 # --- Commands ---------------------------------------------------------------------
 
-.PHONY: help install serve test test-slow lint format hooks compose wheel nvcc drift \
+.PHONY: help install serve test test-slow lint format hooks docs compose wheel nvcc drift \
   rebase upstream-tests clean
 
 help: ## List these commands
@@ -112,6 +118,9 @@ format: $(LINT)/.built ## Format the Python and C++ files
 
 hooks: $(LINT)/.built ## Run the checks of `make lint` at every commit
 	@$(LINT)/bin/pre-commit install
+
+docs: build/docs/.built ## Build the site of docs/ into build/site
+	@NO_MKDOCS_2_WARNING=1 build/docs/bin/mkdocs build --strict
 
 compose: .venv/.built ## Write the composed tree to build/composed, to look at
 	@$(BIN)/python -m tools.fork.compose --out build/composed

@@ -63,14 +63,13 @@ def test_paths_and_commands_exist(page):
         assert target in targets(), f"{page}: make has no target {target}"
 
 
-def test_docs_index_names_every_page():
-    index = (REPO / "docs" / "README.md").read_text()
-    pages = [p.relative_to("docs") for p in PAGES if p.parts[0] == "docs"]
+@pytest.mark.parametrize("index", ["docs", "docs/upstream"])
+def test_an_index_names_every_page(index):
+    text = (REPO / index / "README.md").read_text()
+    below = {p.relative_to(index) for p in PAGES if p.is_relative_to(index)}
     missing = [
         str(page)
-        for page in pages
-        if f"({page})" not in index
-        and f"({page.parent}/)" not in index
-        and str(page) != "README.md"
+        for page in below - {Path("README.md")}
+        if f"({page})" not in text and f"({page.parent}/README.md)" not in text
     ]
     assert missing == []

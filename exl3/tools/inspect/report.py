@@ -143,7 +143,8 @@ def _problems(
         remedy = f"ask for at most {max(best.kv_tokens.values())}, with an fp8 cache"
     else:
         remedy = "use more or larger GPUs, or fewer bits per weight"
-    return [*problems, f"{what}; {remedy}"]
+    problems.append(f"{what}; {remedy}")
+    return problems
 
 
 def _fits(memory: Memory, dtype: str, tokens: int) -> bool:
