@@ -10,6 +10,7 @@ It reports Pythons that are too old, so it keeps to what Python 3.6 understands.
 """
 
 import argparse
+import ctypes
 import json
 import os
 import platform
@@ -22,6 +23,7 @@ from pathlib import Path
 REPO = Path(__file__).resolve().parents[1]
 OLDEST, NEWEST = (3, 11), (3, 14)
 MACHINES = ("x86_64", "aarch64")
+LIBNUMA = "libnuma.so.1"
 
 #: Free space for a first build, in GB: .venv 3.0 and build/ 0.5 where torch is a CPU
 #: build, and pip's unpacking. torch's CUDA build needs several more.
@@ -105,6 +107,15 @@ def python_problem(facts: dict) -> "str | None":
     return None
 
 
+def loads(library: str) -> bool:
+    """Whether a shared library is where the system finds it."""
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
+
+
 def build_problems(facts: dict, venv: Path) -> "list[str]":
     """What the machine lacks for building the fork.
 
@@ -133,6 +144,11 @@ def build_problems(facts: dict, venv: Path) -> "list[str]":
         problems.append(
             f"CUDA compiler: found no {nvcc}; put CUDA's bin folder on PATH, name it: "
             "CUDACXX=/path/to/nvcc make ..., or go without kernels: EXL3_CUDA=0"
+        )
+    if target == "cpu" and not loads(LIBNUMA):
+        problems.append(
+            f"libnuma: found no {LIBNUMA}, which upstream's compiled code for CPUs is "
+            "linked with; install it (Debian, Ubuntu: apt install libnuma1)"
         )
     if is_supported(facts) and not facts["headers"]:
         problems.append(

@@ -121,6 +121,15 @@ def test_missing_cuda_compiler(tmp_path, monkeypatch):
     assert "CUDA compiler" in only_problem(GOOD, tmp_path)
 
 
+def test_missing_libnuma(tmp_path, monkeypatch):
+    """Upstream's CPU wheel does not bring it, and without it serves nothing."""
+    monkeypatch.setattr(preflight, "LIBNUMA", "libnuma.so.0")
+    monkeypatch.setenv("VLLM_TARGET_DEVICE", "cpu")
+    assert "found no libnuma.so.0" in only_problem(GOOD, tmp_path)
+    monkeypatch.setenv("VLLM_TARGET_DEVICE", "empty")
+    assert preflight.build_problems(GOOD, tmp_path) == []
+
+
 def test_missing_headers(tmp_path):
     problem = only_problem({**GOOD, "headers": False}, tmp_path)
     assert "/py has no Python.h" in problem
