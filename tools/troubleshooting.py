@@ -45,6 +45,7 @@ _BUILTIN = {
 _MOST, _MOST_BY_CALLERS = 12, 40
 #: A value's text is shown in a message if it says at least this much.
 _SENTENCE = re.compile(r"(?:\b[A-Za-z][\w.-]*\b\W+){2}\b[A-Za-z]")
+_WORD = re.compile(r"[A-Za-z]{2,}")
 _SECTION = re.compile(r"(<!-- refusals of ([^>]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -119,7 +120,8 @@ class Source:
                 text
                 for call in sorted(self._errors_of(module), key=lambda c: c.lineno)
                 for text in self._messages_of(call, module)
-                if re.search(r"[A-Za-z]{2}", text)
+                # One word of an error of Python's is said to the code, not to a user.
+                if len(_WORD.findall(text)) > (_name(call.func) in _BUILTIN)
             ]
             if texts:
                 found[module.path] = list(dict.fromkeys(texts))

@@ -2,7 +2,9 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
 """docs/troubleshooting.md has every refusal, and the list is made as it says."""
 
+import json
 import re
+import shutil
 
 import pytest
 
@@ -12,7 +14,7 @@ from exl3.plans import PlanError
 from exl3.plans import read as read_plans
 from exl3.tools.shared.errors import ToolError
 from exl3.tools.shared.text import read_text
-from tools.troubleshooting import PAGE, collect, covers, fill_in, sections
+from tools.troubleshooting import PAGE, REPO, collect, covers, fill_in, sections
 
 SOURCE = """
 from elsewhere import helper
@@ -87,6 +89,7 @@ def built_in():
 
 
 def caught():
+    raise RuntimeError("cancelled")
     return ValueError("made, and not raised")
 
 
@@ -162,6 +165,16 @@ def test_every_file_has_one_section(messages):
         assert any(covers(name, path) for path in messages), f"{name}: has no refusals"
 
 
+def listed(page: str) -> list[re.Pattern[str]]:
+    """Patterns of the listed messages that say more than a few words."""
+    messages = re.findall(r"^- `+ ?(.*?) ?`+$", page, re.MULTILINE)
+    return [
+        re.compile(".*".join(map(re.escape, message.split("…"))))
+        for message in messages
+        if len(re.findall(r"[a-z]{2,}", message)) > 2
+    ]
+
+
 def refused(kind: type[Exception], call) -> str:
     with pytest.raises(kind) as caught:
         call()
@@ -180,12 +193,27 @@ def test_what_is_raised_is_found_on_the_page(tmp_path):
         refused(ToolError, lambda: read_text(tmp_path / "text")),
         refused(PlanError, lambda: read_plans(tmp_path / "plans.json")),
     ]
-    listed = re.findall(r"^- `+ ?(.*?) ?`+$", PAGE.read_text(), re.MULTILINE)
-    patterns = [
-        re.compile(".*".join(map(re.escape, entry.split("…"))))
-        for entry in listed
-        if len(re.findall(r"[a-z]{2,}", entry)) > 2
-    ]
+    patterns = listed(PAGE.read_text())
     for line in lines:
         assert any(p.fullmatch(line) for p in patterns), f"not on the page: {line}"
     assert not any(p.fullmatch("the weather is fine") for p in patterns)
+
+
+def test_examples_on_the_page_are_of_its_messages():
+    page = PAGE.read_text()
+    examples = "".join(re.findall(r"^```text\n(.*?)^```$", page, re.M | re.S))
+    assert len(examples.splitlines()) == 4
+    for line in examples.splitlines():
+        assert any(p.fullmatch(line) for p in listed(page)), line
+
+
+def test_the_index_can_be_rebuilt_as_the_page_says(tmp_path, monkeypatch):
+    model = tmp_path / "DIR"
+    shutil.copytree(REPO / "examples" / "demo-glm-dsa-ragged-exl3", model)
+    (model / "model.safetensors.index.json").write_text('{"weight_map": 1}')
+    config = json.loads((model / "config.json").read_text())
+    refused(CheckpointError, lambda: read_plan(model, config))
+    (block,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
+    monkeypatch.chdir(tmp_path)
+    exec(block, {})
+    assert read_plan(model, config).is_exl3
