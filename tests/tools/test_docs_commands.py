@@ -34,7 +34,6 @@ TESTED = {
     "make install": (".ci/run", "make test"),  # which installs first
     "make serve": ("tests/serving/test_demo_server.py", "tools.serve_demo"),
     "make test": (".ci/run", "make test"),
-    "make docs": (".ci/run", "make docs"),
     "pip download": ("tests/fork/test_wheel.py", "fetch"),
     "pip install": ("tests/fork/test_build.py", '"install"'),
     "pip wheel": ("tests/fork/test_build.py", '"wheel"'),
@@ -87,7 +86,7 @@ ALL = [command for page in PAGES for command in commands(page, page.read_text())
 
 def of(*programs: str) -> list[Command]:
     """The commands that start with one of some words; there are some."""
-    found = [c for c in ALL if " ".join(c.words).startswith(programs)]
+    found = [c for c in ALL if f"{' '.join(c.words)} ".startswith(programs)]
     assert found, programs
     return found
 
@@ -127,6 +126,11 @@ def test_a_test_runs_it_or_it_says_why_not(command):
         assert word in (REPO / file).read_text(), f"{name}: {file} has no {word}"
 
 
+@pytest.mark.parametrize("name", TESTED)
+def test_a_row_of_the_table_is_of_some_command(name):
+    of(f"{name} ")
+
+
 def test_commands_are_marked_as_such():
     for page in PAGES:
         for language, block in BLOCK.findall(page.read_text()):
@@ -154,9 +158,40 @@ def exl3_parser():
     return parser
 
 
+def exl3_tools(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    (subparsers,) = (a for a in parser._actions if a.choices)
+    return dict(subparsers.choices)
+
+
 @pytest.mark.parametrize("command", of("exl3 "), ids=str)
 def test_exl3_takes_it(command, exl3_parser):
     exl3_parser.parse_args(command.words[1:])
+
+
+def options(parser: argparse.ArgumentParser) -> set[str]:
+    named = {name for action in parser._actions for name in action.option_strings}
+    return {name for name in named - {"--help"} if name.startswith("--")}
+
+
+def test_the_page_of_a_tool_has_all_its_options(exl3_parser):
+    for name, parser in exl3_tools(exl3_parser).items():
+        page = (REPO / "docs" / "tools" / f"{name}.md").read_text()
+        missing = options(parser) - set(re.findall(r"(?<![\w-])--[a-z-]+", page))
+        assert not missing, f"docs/tools/{name}.md lacks {missing}"
+
+
+def test_what_is_said_of_exl3_in_running_text(exl3_parser):
+    tools = exl3_tools(exl3_parser)
+    for page in PAGES:
+        for code in re.findall(r"`exl3 ([^`]+)`", page.read_text()):
+            name, *words = code.split()
+            if name == "COMMAND":
+                continue
+            assert name in tools, f"{page}: there is no exl3 {name}"
+            known = options(tools[name]) | {"--help"}
+            for word in words:
+                if word.startswith("--"):
+                    assert word in known, f"{page}: exl3 {name} has no {word}"
 
 
 @pytest.mark.parametrize("command", of("make "), ids=str)
