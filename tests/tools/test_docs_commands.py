@@ -48,6 +48,8 @@ TESTED = {
         "vllm.entrypoints.openai.api_server",
     ),
 }
+#: Options of docker and ray that pages on serving speak of.
+OF_OTHERS = {"--build-arg", "--entrypoint", "--head", "--ipc", "--shm-size"}
 PROGRAMS = ("docker", "exl3", "make", "pip", "python", "ray", "vllm")
 
 
@@ -270,6 +272,16 @@ def test_the_server_takes_it(command, server_parsers):
             bench.parse_args(options)
         case _:
             pytest.fail(f"{command}: not known; check it here")
+
+
+def test_pages_on_serving_name_options_of_the_server(server_parsers):
+    known = options(server_parsers[0]) | OF_OTHERS
+    for page in (REPO / "docs" / "serving").glob("*.md"):
+        text = BLOCK.sub("", page.read_text())
+        for code in re.findall(r"`([^`\n]+)`", text):
+            if not code.startswith(("exl3 ", "docker ", "ray ")):
+                named = set(re.findall(r"(?<![\w-])--[a-z-]+", code))
+                assert named <= known, f"{page}: {named - known}"
 
 
 def test_wrong_options_are_noticed(exl3_parser, server_parsers):
