@@ -179,18 +179,20 @@ def test_the_server_ends_when_a_node_dies(server, nodes):
         while not over.wait(0.02):
             seen.append(server.health())
 
+    watcher = threading.Thread(target=watch, daemon=True)
     with server.complete(prompt=[7], max_tokens=2000, stream=True) as stream:
         for _ in range(8):  # two lines a token: it is under way
             assert stream.readline()
-        watcher = threading.Thread(target=watch)
         watcher.start()
         killed = time.monotonic()
         nodes.kill()
         rest = stream.read().decode()
-    server.process.wait(timeout=BOUND)
+    try:
+        server.process.wait(timeout=BOUND)
+    finally:
+        over.set()
+        watcher.join()
     took = time.monotonic() - killed
-    over.set()
-    watcher.join()
 
     assert took < BOUND
     assert server.process.returncode == 1
