@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 # Two processes test at once. Threads of one that spin while they wait would take the
-# cores from the other. Read when torch is loaded, and by every process that a test starts.
+# cores from the other. It is read when torch is loaded, here and in processes that
+# tests start.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 _HERE = Path(__file__).parent

@@ -52,8 +52,10 @@ def run(monkeypatch, *command):
         ),
         (
             OSError(errno.EFBIG, os.strerror(errno.EFBIG), "a"),
-            "a: File too large; raise the limit on a file's size (ulimit -f), and run "
-            "it again",
+            (
+                "a: File too large; raise the limit on a file's size (ulimit -f), and "
+                "run it again"
+            ),
         ),
         (
             OSError(errno.EROFS, os.strerror(errno.EROFS), "b", None, "a"),
