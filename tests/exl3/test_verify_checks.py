@@ -34,6 +34,7 @@ SOUND = Answers(
     ],
     passage=[LIKELY] * 20,
     leads=[],
+    own_leads=[],
     drafted=0,
     accepted=0,
 )
@@ -54,7 +55,8 @@ class FakeEngine:
         if "speculative_config" in questions.options:
             return replace(self.drafting, drafted=100, accepted=70)
         leads = [[0.0] * len(tokens) for _, tokens in questions.scored]
-        return replace(self.plain, leads=self.leads or leads)
+        own = self.plain.own_leads or leads
+        return replace(self.plain, leads=self.leads or leads, own_leads=own)
 
     @staticmethod
     def _kind(questions):
@@ -208,6 +210,21 @@ def test_drafts_may_change_a_near_tie_and_nothing_else(verify, dtype, lead, ok):
     else:
         assert f'"{PROMPTS[4]}"' in line
         assert "token 8" in line
+
+
+@pytest.mark.parametrize(
+    ("noise", "lead", "ok"),
+    [
+        (0.5, 0.9, True),  # twice what prefill and decoding differ by
+        (0.5, 1.1, False),
+        (9.0, 3.1, False),  # that is no rounding any more
+    ],
+)
+def test_a_model_that_magnifies_rounding_may_do_so_with_drafts(verify, noise, lead, ok):
+    leads = [[0.0] * 11 + [lead] for _ in PROMPTS]
+    plain = replace(SOUND, own_leads=[[0.0, noise]])
+    _, lines = verify(FakeEngine(plain, leads=leads), "--speculative")
+    assert failed(lines) == ([] if ok else ["mtp output"])
 
 
 @pytest.mark.parametrize(

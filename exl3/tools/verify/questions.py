@@ -70,7 +70,9 @@ class Answers:
     prefills: list[Prefill]
     completions: list[Completion]
     passage: list[float]  # logprobs of PASSAGE's tokens; none without a tokenizer
-    #: By how much the likeliest token leads each token of `scored`.
+    #: By how much the likeliest token leads each token of `scored`, and each of the
+    #: engine's own completions, when all of it is prefilled. None without `scored`.
     leads: list[list[float]]
+    own_leads: list[list[float]]
     drafted: int
     accepted: int

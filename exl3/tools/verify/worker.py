@@ -54,11 +54,9 @@ class _Engine:
             output = self._score([self._encode(PASSAGE)])[0]
             passage = _own_logprobs(output)
         scored = self.questions.scored
-        outputs = self._score([prompt + tokens for prompt, tokens in scored])
-        leads = [
-            _leads(output)[len(prompt) - 1 :]
-            for (prompt, _), output in zip(scored, outputs, strict=True)
-        ]
+        own = [(each.prompt_tokens, each.tokens) for each in completions]
+        leads = self._lead(scored)
+        own_leads = self._lead(own) if scored else []
         counts = {
             metric.name: metric.value
             for metric in self.llm.get_metrics()
@@ -72,6 +70,7 @@ class _Engine:
             completions,
             passage,
             leads,
+            own_leads,
             drafted,
             accepted,
         )
@@ -117,6 +116,14 @@ class _Engine:
                 )
             )
         return completions
+
+    def _lead(self, said: list[tuple[list[int], list[int]]]) -> list[list[float]]:
+        """By how much the likeliest token leads each token that was generated."""
+        outputs = self._score([prompt + tokens for prompt, tokens in said])
+        return [
+            _leads(output)[len(prompt) - 1 :]
+            for (prompt, _), output in zip(said, outputs, strict=True)
+        ]
 
     def _score(self, prompts: list[list[int]]) -> list[Any]:
         """Prefills prompts, with the logprobs of each token and the likeliest one."""
