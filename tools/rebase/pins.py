@@ -34,7 +34,7 @@ def rewritten(repo: Path, pins: Pins, release: Release) -> dict[str, str]:
         (f'"{pins.replace["torch"]}"', f'"{release.torch}"'),
     ]
     for wheel in release.wheels:
-        lines.append((_project_lines(wheel.old), _project_lines(wheel.new)))
+        lines.append((_lines(wheel.old), _lines(wheel.new)))
     for old, new in lines:
         upstream = _replace_once(upstream, old, new, UPSTREAM)
     project = _replace_once((repo / PROJECT).read_text(), *lines[2], where=PROJECT)
@@ -63,9 +63,10 @@ def put_in_place(repo: Path, texts: dict[str, str]) -> None:
             new_file.unlink(missing_ok=True)
 
 
-def _project_lines(pin: WheelPin) -> str:
-    """The two lines of UPSTREAM.toml that say which wheel a pin is."""
-    return f'name = "{pin.name}"\nsha256 = "{pin.sha256}"\n'
+def _lines(pin: WheelPin) -> str:
+    """The lines of UPSTREAM.toml that say which wheel a pin is."""
+    fields = ("target", "machine", "name", "sha256")
+    return "".join(f'{field} = "{getattr(pin, field)}"\n' for field in fields)
 
 
 def _replace_once(text: str, old: str, new: str, where: str) -> str:
