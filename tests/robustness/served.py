@@ -27,6 +27,9 @@ BLOCKS = 512
 OPTIONS = [
     *("--dtype", "float32", "--enforce-eager", "--max-model-len", str(CONTEXT)),
     *("--num-gpu-blocks-override", str(BLOCKS), "--max-num-seqs", "32"),
+    # oneDNN keeps what it made for a number of tokens, up to some hundred numbers: with
+    # few of them, it has soon made all that it ever will.
+    *("--max-num-batched-tokens", "128"),
     *("--speculative-config", '{"method": "mtp", "num_speculative_tokens": 1}'),
     *("--served-model-name", "demo", "--host", "127.0.0.1"),
     *("--shutdown-timeout", "120"),

@@ -27,7 +27,7 @@ def memory(server):
 def test_a_crowd_leaves_no_trace(server, requests, record_property):
     before = server.tokens()
     # Everything is used once: every block of the KV cache, every size of a batch.
-    assert run_load(server.url, clients=CLIENTS, requests=2 * CLIENTS, seed=0) == []
+    assert run_load(server.url, clients=CLIENTS, requests=4 * CLIENTS, seed=0) == []
     server.wait_until_idle(30)
     warm = memory(server)
 
