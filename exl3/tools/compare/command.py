@@ -16,6 +16,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from exl3.tools.shared.arguments import count
+
 #: Tokens of a window, if the models have as many positions.
 _WINDOW = 2048
 
@@ -37,12 +39,12 @@ def add_command(commands: Any) -> None:
     )
     parser.add_argument(
         "--window",
-        type=_window,
+        type=count(least=2),
         metavar="N",
         help=f"tokens that a model reads at once ({_WINDOW}, or its positions)",
     )
     parser.add_argument(
-        "--limit", type=_count, metavar="N", help="read the first N windows only"
+        "--limit", type=count(), metavar="N", help="read the first N windows only"
     )
     servers = parser.add_argument_group("servers")
     servers.add_argument(
@@ -106,24 +108,5 @@ def run(options: argparse.Namespace) -> None:
         draw(found, options.plot, a.name, b.name)
 
 
-def _count(value: str) -> int:
-    number = int(value)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not 1 or more")
-    return number
-
-
-def _window(value: str) -> int:
-    number = int(value)
-    if number < 2:
-        raise argparse.ArgumentTypeError(
-            f"{value} is not 2 or more: a window's first token is only read"
-        )
-    return number
-
-
-def _logprobs(value: str) -> int:
-    number = int(value)
-    if number != -1 and number < 1:
-        raise argparse.ArgumentTypeError(f"{value} is neither -1 nor 1 or more")
-    return number
+def _logprobs(text: str) -> int:
+    return -1 if text == "-1" else count()(text)

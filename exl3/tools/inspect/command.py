@@ -27,6 +27,7 @@ from exl3.format.errors import CheckpointError
 from exl3.tools.inspect.memory import GIB
 from exl3.tools.inspect.report import Machine, summarize
 from exl3.tools.inspect.table import lines
+from exl3.tools.shared.arguments import count, number
 
 #: Problems that are shown; one cause may have many.
 _MOST_SHOWN = 20
@@ -46,13 +47,15 @@ def add_command(commands: Any) -> None:
         help="a folder, or an id on the hub: org/name[@revision]",
     )
     machine = parser.add_argument_group("the machine, to tell whether it fits")
-    machine.add_argument("--tp", type=_count, metavar="N", help="tensor-parallel ranks")
+    machine.add_argument(
+        "--tp", type=count(), metavar="N", help="tensor-parallel ranks"
+    )
     machine.add_argument(
         "--gpu-memory", type=_gib, metavar="GiB", help="memory of one GPU"
     )
-    machine.add_argument("--gpus", type=_count, metavar="N", help="GPUs at hand")
+    machine.add_argument("--gpus", type=count(), metavar="N", help="GPUs at hand")
     machine.add_argument(
-        "--max-model-len", type=_count, metavar="N", help="tokens that must fit"
+        "--max-model-len", type=count(), metavar="N", help="tokens that must fit"
     )
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print JSON")
@@ -118,15 +121,5 @@ def _tell(problems: Sequence[str]) -> None:
         print(f"exl3: and {len(problems) - _MOST_SHOWN} more problems", file=sys.stderr)
 
 
-def _count(text: str) -> int:
-    count = int(text)
-    if not 1 <= count < 2**40:
-        raise argparse.ArgumentTypeError("expected at least 1")
-    return count
-
-
 def _gib(text: str) -> int:
-    memory = float(text)
-    if not 0 < memory < 2**20:
-        raise argparse.ArgumentTypeError("expected a number of GiB")
-    return int(memory * GIB)
+    return int(number("number of GiB", 0, 2**20)(text) * GIB)

@@ -9,7 +9,6 @@ them. The result is a checkpoint that serves as it is.
 
 import argparse
 import json
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from exl3.tools.prune.layers import Source, read_source
 from exl3.tools.prune.plan import Choice, Plan
 from exl3.tools.prune.record import as_record
 from exl3.tools.prune.statistics import SALIENCIES
+from exl3.tools.shared.arguments import count, number
 
 
 def add_command(commands: Any) -> None:
@@ -36,7 +36,7 @@ def add_command(commands: Any) -> None:
     ).add_mutually_exclusive_group(required=True)
     budget.add_argument(
         "--keep-ratio",
-        type=_ratio,
+        type=number("share", 0, 1),
         metavar="R",
         help="this share of the decoder layers' experts, such as 0.75",
     )
@@ -62,7 +62,7 @@ def add_command(commands: Any) -> None:
     )
     parser.add_argument(
         "--floor",
-        type=_count,
+        type=count(),
         metavar="N",
         help="least width of a layer (default: half of the mean that the budget "
         "leaves, and what its router needs)",
@@ -71,7 +71,10 @@ def add_command(commands: Any) -> None:
         "MTP layers", "without either, they keep all of their experts"
     ).add_mutually_exclusive_group()
     draft.add_argument(
-        "--mtp-keep-ratio", type=_ratio, metavar="R", help="this share of their experts"
+        "--mtp-keep-ratio",
+        type=number("share", 0, 1),
+        metavar="R",
+        help="this share of their experts",
     )
     draft.add_argument(
         "--mtp-widths",
@@ -90,7 +93,7 @@ def add_command(commands: Any) -> None:
     text.add_argument("--text", type=Path, metavar="FILE", help="text to run")
     text.add_argument(
         "--tokens",
-        type=_tokens,
+        type=count(least=2),
         default=32768,
         metavar="N",
         help="tokens of it to read at most (default: %(default)s)",
@@ -189,30 +192,8 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
     )
 
 
-def _ratio(text: str) -> float:
-    try:
-        ratio = float(text)
-    except ValueError:
-        ratio = 0.0
-    if not 0 < ratio <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is no share; expected 0 to 1")
-    return ratio
-
-
-def _count(text: str, least: int = 1) -> int:
-    if not re.fullmatch("[0-9]{1,12}", text) or int(text) < least:
-        raise argparse.ArgumentTypeError(
-            f"{text} is no count; expected {least} or more"
-        )
-    return int(text)
-
-
-def _tokens(text: str) -> int:
-    return _count(text, least=2)
-
-
 def _widths(text: str) -> tuple[int, ...]:
-    return tuple(_count(width) for width in text.split(","))
+    return tuple(count()(width) for width in text.split(","))
 
 
 def _size(text: str) -> int:

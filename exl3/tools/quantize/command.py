@@ -24,6 +24,7 @@ from exl3.format.errors import UnsupportedFormatError
 from exl3.tools.quantize.bits import expert_bits
 from exl3.tools.quantize.plan import plan_parts
 from exl3.tools.quantize.recipe import Recipe, read_bits_map
+from exl3.tools.shared.arguments import count, number
 from exl3.tools.shared.errors import ToolError
 
 #: Tokens of a window of text.
@@ -90,7 +91,7 @@ def add_command(commands: Any) -> None:
         action="store_true",
         help="a slice of each expert for each rank",
     )
-    form.add_argument("--tp", type=_count, metavar="P", help="ranks to slice for")
+    form.add_argument("--tp", type=count(), metavar="P", help="ranks to slice for")
     form.add_argument(
         "--codebook",
         choices=sorted(CODEBOOKS),
@@ -106,7 +107,7 @@ def add_command(commands: Any) -> None:
     )
     text.add_argument(
         "--tokens",
-        type=_tokens,
+        type=count(_LEAST_TOKENS),
         default=65536,
         metavar="N",
         help="tokens of it to read at most (default: %(default)s)",
@@ -116,7 +117,7 @@ def add_command(commands: Any) -> None:
     )
     parser.add_argument(
         "--threads",
-        type=_count,
+        type=count(),
         default=len(os.sched_getaffinity(0)),
         metavar="N",
         help="cores to use (default: all)",
@@ -231,21 +232,5 @@ def _lines(report: Mapping[str, Any]) -> Iterable[str]:
 
 
 def _bits(text: str) -> int | float:
-    value = float(text)
-    if not 1 <= value <= 16:
-        raise argparse.ArgumentTypeError("expected bits per weight")
+    value = number("bitrate", 1, 16)(text)
     return int(value) if value == int(value) else value
-
-
-def _tokens(text: str) -> int:
-    count = int(text)
-    if count < _LEAST_TOKENS:
-        raise argparse.ArgumentTypeError(f"expected at least {_LEAST_TOKENS}")
-    return count
-
-
-def _count(text: str) -> int:
-    count = int(text)
-    if count < 1:
-        raise argparse.ArgumentTypeError("expected at least 1")
-    return count

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from exl3.format.errors import CheckpointError
+from exl3.tools.shared.arguments import count
 from exl3.tools.verify.checks import (
     Check,
     check_completions,
@@ -44,7 +45,7 @@ def add_command(commands: Any) -> None:
     )
     parser.add_argument("folder", type=Path, metavar="PATH", help="the checkpoint")
     parser.add_argument(
-        "--tp", type=_ranks, default=1, metavar="N", help="tensor-parallel ranks (1)"
+        "--tp", type=count(), default=1, metavar="N", help="tensor-parallel ranks (1)"
     )
     parser.add_argument(
         "--speculative",
@@ -180,12 +181,6 @@ def _plain(check: Check) -> dict[str, Any]:
     value = check.value
     known = value is not None and math.isfinite(value)
     return {**asdict(check), "value": value if known else None}
-
-
-def _ranks(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of ranks")
-    return int(text)
 
 
 def _engine_argument(text: str) -> tuple[str, Any]:
