@@ -2,11 +2,12 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
 """One point of a sweep: so many streams at once, prompts of one length."""
 
+import io
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,10 +71,23 @@ class Load:
     seed: int
 
 
-def bench_command(server: Server, tokenizer: str, load: Load, file: Path) -> list[str]:
-    """The `vllm bench serve` of a load, which writes its figures to a JSON file."""
+def measure(server: Server, tokenizer: str, load: Load) -> Point:
+    """Puts a load on a server.
+
+    Raises:
+        BenchmarkError: `vllm bench serve` failed, or requests did.
+    """
+    before = Drafts.of(server.metrics())
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "result.json"
+        bench(bench_options(server, tokenizer, load, file))
+        result = json.loads(file.read_text())
+    return point_of(result, load, Drafts.of(server.metrics()).since(before))
+
+
+def bench_options(server: Server, tokenizer: str, load: Load, file: Path) -> list[str]:
+    """The words after `vllm bench serve`, which has its figures written to a file."""
     return [
-        *(sys.executable, "-m", "vllm.entrypoints.cli.main", "bench", "serve"),
         *("--backend", "openai", "--base-url", server.url, "--model", server.model),
         *("--tokenizer", tokenizer, "--dataset-name", "random"),
         *("--random-input-len", str(load.prompt)),
@@ -86,26 +100,24 @@ def bench_command(server: Server, tokenizer: str, load: Load, file: Path) -> lis
     ]
 
 
-def measure(server: Server, tokenizer: str, load: Load) -> Point:
-    """Puts a load on a server.
+def bench(options: list[str]) -> None:
+    """Runs `vllm bench serve` here, so that vLLM is imported once a sweep.
 
     Raises:
-        BenchmarkError: `vllm bench serve` failed, or requests did.
+        BenchmarkError: It failed; what it wrote goes to stderr.
     """
-    before = Drafts.of(server.metrics())
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "result.json"
-        command = bench_command(server, tokenizer, load, file)
-        done = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        if done.returncode or not file.exists():
-            sys.stderr.write(done.stdout)
-            raise BenchmarkError(
-                f"vllm bench serve ended with code {done.returncode}; see above"
-            )
-        result = json.loads(file.read_text())
-    return point_of(result, load, Drafts.of(server.metrics()).since(before))
+    from vllm.benchmarks.serve import add_cli_args, main
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = FlexibleArgumentParser()
+    add_cli_args(parser)
+    written = io.StringIO()
+    try:
+        with redirect_stdout(written):
+            main(parser.parse_args(options))
+    except Exception as error:
+        sys.stderr.write(written.getvalue())
+        raise BenchmarkError(f"vllm bench serve: {error}") from error
 
 
 def point_of(result: Mapping[str, Any], load: Load, drafts: Drafts) -> Point:
@@ -124,6 +136,8 @@ def point_of(result: Mapping[str, Any], load: Load, drafts: Drafts) -> Point:
             f"{result['total_output_tokens']} tokens were answered, not "
             f"{requests * load.output}; is there room for {load.prompt + load.output}?"
         )
+    if not result["mean_tpot_ms"]:
+        raise BenchmarkError("each answer came at once: there is no time for a token")
     # The text of random tokens may be a few more or fewer when it is tokens again.
     counted = result["total_input_tokens"] / requests
     decode_each = 1000 / result["mean_tpot_ms"]

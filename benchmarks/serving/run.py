@@ -42,7 +42,7 @@ def sweep(server: Server, name: str, args: argparse.Namespace) -> Series:
     measure(server, tokenizer, Load(1, min(64, longest), 4, 1, seed=0))
     for length in args.prompt or prompt_lengths(longest):
         for streams in args.streams:
-            said = f"{name}, {streams} streams, prompts of {length}"
+            said = f"{name}, streams {streams}, prompts of {length}"
             if length > longest:
                 left_out.append(f"{said}: {longest} is the longest that fits")
                 continue

@@ -134,6 +134,7 @@ def test_several_streams_decode_together_and_have_no_prefill_of_their_own():
     [
         ({"completed": 5, "failed": 1}, "1 of 6 requests failed"),
         ({"total_output_tokens": 59}, "59 tokens were answered, not 60"),
+        ({"mean_tpot_ms": 0.0}, "each answer came at once"),
     ],
 )
 def test_a_point_of_failed_requests_is_none(fields, message):
@@ -189,9 +190,9 @@ def test_a_sweep_measures_what_fits_and_says_what_does_not(sweep, tmp_path, caps
     assert len({load.seed for load in sweep.loads}) == len(sweep.loads)
     assert found.kv_cache_tokens == 2048
     assert found.left_out == [
-        "as it runs, 4 streams, prompts of 900: the KV cache holds 2048 tokens",
-        "as it runs, 1 streams, prompts of 2000: 952 is the longest that fits",
-        "as it runs, 4 streams, prompts of 2000: 952 is the longest that fits",
+        "as it runs, streams 4, prompts of 900: the KV cache holds 2048 tokens",
+        "as it runs, streams 1, prompts of 2000: 952 is the longest that fits",
+        "as it runs, streams 4, prompts of 2000: 952 is the longest that fits",
     ]
     assert capsys.readouterr().out.strip() == table(read(file))
 
