@@ -182,7 +182,7 @@ def as_compose_reads(text: str, variables: dict[str, str]) -> str:
 
 
 def test_the_servers_own_parser_takes_the_flags(service):
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.entrypoints.cli.serve import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     flags = [as_compose_reads(word, {"MODEL": "pack"}) for word in service["command"]]

@@ -37,6 +37,14 @@ TESTED = {
     "pip download": ("tests/fork/test_wheel.py", "fetch"),
     "pip install": ("tests/fork/test_build.py", '"install"'),
     "pip wheel": ("tests/fork/test_build.py", '"wheel"'),
+    "python -m benchmarks.serving.run": (
+        "tests/serving/test_benchmark_served.py",
+        '"benchmarks.serving.run"',
+    ),
+    "python -m benchmarks.serving.run compare": (
+        "tests/tools/test_serving_benchmark.py",
+        '"compare"',
+    ),
     "python -m vllm.entrypoints.openai.api_server": (
         "tests/serving/test_refusals.py",
         "vllm.entrypoints.openai.api_server",
@@ -221,6 +229,8 @@ def test_python_finds_it_with_its_options(command):
     else:
         source = (REPO / words[0]).read_text()
     for word in words[1:]:
+        if word == "--":
+            break  # the rest is for another program
         if word.startswith("--"):
             assert f'"{word.partition("=")[0]}"' in source
 
@@ -248,7 +258,7 @@ def test_pip_builds_what_is_here(command):
 def server_parsers():
     """vLLM's own parsers, of `vllm serve` and of `vllm bench serve`."""
     from vllm.benchmarks.serve import add_cli_args
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.entrypoints.cli.serve import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     class Quiet(FlexibleArgumentParser):
