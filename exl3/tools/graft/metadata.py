@@ -120,16 +120,20 @@ def changes(old: Any, new: Any, at: str = "") -> Iterator[str]:
             yield f"{at}: {_brief(old)} becomes {_brief(new)}"
         return
     come, go = new.keys() - old.keys(), old.keys() - new.keys()
+    other = [key for key in old if key in new and old[key] != new[key]]
     if len(come) + len(go) > _MOST_SHOWN:
         yield f"{at}: {len(come)} entries come and {len(go)} go"
         come = go = set()
+    if len(other) > _MOST_SHOWN and all(isinstance(old[key], dict) for key in other):
+        yield f"{at}: {len(other)} entries change"
+        other = []
     for key in {**old, **new}:
         where = f"{at}.{key}" if at else str(key)
         if key in go:
             yield f"{where}: {_brief(old[key])} goes"
         elif key in come:
             yield f"{where}: {_brief(new[key])} comes"
-        elif key in old and key in new:
+        elif key in other:
             yield from changes(old[key], new[key], where)
 
 
