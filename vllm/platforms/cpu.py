@@ -2,7 +2,8 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
 """What the CPU serves beyond upstream: short sparse attention, MLA in any dtype, Ray.
 
-See docs/upstream/cpu-dsa-as-dense.md, cpu-mla-dtypes.md and ray-cpu.md beside it.
+See docs/upstream/cpu-dsa-as-dense.md, and cpu-mla-dtypes.md, cpu-whole-prompts.md and
+ray-cpu.md beside it.
 """
 
 import os
@@ -50,6 +51,10 @@ class CpuPlatform(upstream.CpuPlatform):
             attend_densely(draft, "CPU")
         _choose_mla_backend(vllm_config)
         super().check_and_update_config(vllm_config)
+        scheduler = vllm_config.scheduler_config
+        if scheduler.max_num_scheduled_tokens and not scheduler.enable_chunked_prefill:
+            # Upstream raises the size of a batch to that of a prompt, and not this.
+            scheduler.max_num_scheduled_tokens = scheduler.max_num_batched_tokens
 
 
 def _choose_mla_backend(vllm_config: "VllmConfig") -> None:
