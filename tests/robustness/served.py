@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -27,9 +26,6 @@ BLOCKS = 512
 OPTIONS = [
     *("--dtype", "float32", "--enforce-eager", "--max-model-len", str(CONTEXT)),
     *("--num-gpu-blocks-override", str(BLOCKS), "--max-num-seqs", "32"),
-    # oneDNN keeps what it made for a number of tokens, up to some hundred numbers: with
-    # few of them, it has soon made all that it ever will.
-    *("--max-num-batched-tokens", "128"),
     *("--speculative-config", '{"method": "mtp", "num_speculative_tokens": 1}'),
     *("--served-model-name", "demo", "--host", "127.0.0.1"),
     *("--shutdown-timeout", "120"),
@@ -40,12 +36,13 @@ FIXED = ["I", "In the beginning God created", "And it came to pass, that " * 60]
 
 
 class Server:
-    """A server of a copy of the demo model, in a process group of its own."""
+    """A server of a copy of the demo model."""
 
     def __init__(self, folder, *options):
         self.model = folder / "model"
         shutil.copytree(MODEL, self.model)
         self._log = folder / "log"
+        self._seen = []
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
@@ -58,12 +55,12 @@ class Server:
                 stderr=subprocess.STDOUT,
                 cwd=REPO,
                 env={**os.environ, **env},
-                start_new_session=True,
             )
         try:
             while self.health() != 200:
                 assert self.process.poll() is None, self.log()[-6000:]
                 time.sleep(0.5)
+            self.processes()
         except BaseException:
             self.kill()
             raise
@@ -74,10 +71,10 @@ class Server:
 
     def processes(self):
         """The server's process, its engine's and its workers'."""
-        server = psutil.Process(self.process.pid)
+        self._seen = self._alive()
         return [
             process
-            for process in [server, *server.children(recursive=True)]
+            for process in self._seen
             # Python's own, which counts what is shared and goes last.
             if "resource_tracker" not in " ".join(process.cmdline())
         ]
@@ -134,10 +131,18 @@ class Server:
             time.sleep(0.2)
 
     def kill(self):
-        """Ends whatever is left of the server."""
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        """Ends whatever is left of the server, also if its first process is gone."""
+        for process in {*self._seen, *self._alive()}:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         self.process.wait()
+
+    def _alive(self):
+        """The server's process and its children, none if it is gone."""
+        with suppress(psutil.NoSuchProcess):
+            server = psutil.Process(self.process.pid)
+            return [server, *server.children(recursive=True)]
+        return []
 
 
 def events(lines):
