@@ -16,7 +16,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 scratch=${SCRATCH:-$(mktemp -d /var/tmp/cpu-image.XXXXXX)}
 port=${PORT:-8000}
-export BUILDAH_ISOLATION=chroot STORAGE_DRIVER=vfs TMPDIR=$scratch/tmp
+export BUILDAH_ISOLATION=chroot TMPDIR=$scratch/tmp
 mkdir -p "$TMPDIR" "$scratch/models"
 store() { buildah --root "$scratch/store" --runroot "$scratch/run" "$@"; }
 
