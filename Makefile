@@ -102,7 +102,7 @@ serve: .venv/.built ## Serve the demo model on 127.0.0.1 (PORT=8000, MODEL=folde
 	@exec $(BIN)/python -m tools.serve_demo --model $(MODEL) --port $(PORT)
 
 test: .venv/.built ## Run the tests, less the slow ones (ARGS="tests/fork -x")
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow" $(ARGS)
+	@$(BIN)/python -m pytest -n 2 -m "not slow" $(ARGS)
 
 test-slow: .venv/.built ## Run the slow tests: engines, wheels, tensor parallel
 	@$(BIN)/python -m pytest -m slow $(ARGS)

@@ -3,21 +3,25 @@
 """How the tests are shared among processes."""
 
 import os
-from pathlib import Path
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 # Two processes test at once. Threads of one that spin while they wait would take the
 # cores from the other. It is read when torch is loaded, here and in processes that
 # tests start.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-_HERE = Path(__file__).parent
 
-
-@pytest.hookimpl(tryfirst=True)  # before xdist looks at the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+class ByFolder(LoadScopeScheduling):
     """A folder's tests run in one process: they share engines and compiled kernels."""
-    for item in items:
-        folder = item.path.relative_to(_HERE).parts[0]
-        item.add_marker(pytest.mark.xdist_group(folder))
+
+    def _split_scope(self, nodeid: str) -> str:
+        return nodeid.split("/")[1]
+
+
+def pytest_xdist_make_scheduler(
+    config: pytest.Config, log: Producer
+) -> LoadScopeScheduling:
+    return ByFolder(config, log)
