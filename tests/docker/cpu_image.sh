@@ -18,12 +18,18 @@ scratch=${SCRATCH:-$(mktemp -d /var/tmp/cpu-image.XXXXXX)}
 port=${PORT:-8000}
 export BUILDAH_ISOLATION=chroot TMPDIR=$scratch/tmp
 mkdir -p "$TMPDIR" "$scratch/models"
+install --directory --owner=1000 "$scratch/pid"
 store() { buildah --root "$scratch/store" --runroot "$scratch/run" "$@"; }
 
 server=
 finish() {
-  if [ -n "$server" ]; then kill "$server" 2> /dev/null || true; wait "$server" || true; fi
-  store umount --all > /dev/null 2>&1 || true
+  # The server itself: in a chroot it outlives the buildah that started it.
+  if [ -s "$scratch/pid/server" ]; then
+    kill "$(cat "$scratch/pid/server")" 2> /dev/null || true
+    wait "$server" || true
+  fi
+  store rm --all > /dev/null 2>&1 || true
+  umount "$scratch/store/overlay" 2> /dev/null || true
   rm -rf "$scratch"
 }
 trap finish EXIT
@@ -51,7 +57,9 @@ container=$(store from --pull-never vllm-hetero:cpu)
 inside() { store run --user 1000:1000 --volume "$scratch/models:/models:ro" "$@"; }
 inside "$container" -- sh -c 'id -u; ! command -v pip; ! command -v nvcc'
 mapfile -t entry < <(inspect 'range .Docker.Config.Entrypoint}}{{println .}}{{end' | grep .)
-inside --env VLLM_CPU_KVCACHE_SPACE=1 "$container" -- "${entry[@]}" \
+# shellcheck disable=SC2016
+inside --env VLLM_CPU_KVCACHE_SPACE=1 --volume "$scratch/pid:/pid" "$container" -- \
+  sh -c 'echo $$ > /pid/server; exec "$@"' sh "${entry[@]}" \
   --model /models/demo --served-model-name demo --max-model-len 256 --port "$port" \
   > "$scratch/server.log" 2>&1 &
 server=$!
