@@ -88,6 +88,8 @@ def nodes():
     with pytest.MonkeyPatch.context() as patch:
         # Not set, it depends on whether this user has a token of Ray's.
         patch.setenv("RAY_AUTH_MODE", "disabled")
+        # Where Ray writes the address of a cluster; it does not make the folder.
+        patch.setenv("RAY_TMPDIR", folder)
         nodes = Nodes(folder)
         yield nodes
         nodes.stop()
