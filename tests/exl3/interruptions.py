@@ -283,6 +283,8 @@ def _run(
     as_owner: bool,
 ) -> None:
     """What the process does."""
+    # A shell's background job, such as the tests may be, ignores it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     os.dup2(os.open(error, os.O_WRONLY), 2)
     if file_bytes is not None:
