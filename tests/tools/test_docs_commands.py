@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.serving import run
 from exl3 import cli
 
 REPO = Path(__file__).resolve().parents[2]
@@ -285,7 +286,7 @@ def test_the_server_takes_it(command, server_parsers):
 
 
 def test_pages_on_serving_name_options_of_the_server(server_parsers):
-    known = options(server_parsers[0]) | OF_OTHERS
+    known = options(server_parsers[0]) | options(run.parser()) | OF_OTHERS
     for page in (REPO / "docs" / "serving").glob("*.md"):
         text = BLOCK.sub("", page.read_text())
         for code in re.findall(r"`([^`\n]+)`", text):
