@@ -20,7 +20,7 @@ def memory(server):
 @pytest.mark.parametrize(
     "requests",
     [
-        pytest.param(150, id="short"),
+        pytest.param(150, id="short", marks=pytest.mark.slow),
         pytest.param(2000, id="long", marks=pytest.mark.slow),
     ],
 )
