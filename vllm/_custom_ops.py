@@ -18,8 +18,11 @@ class CPUDNNLGEMMHandler(upstream.CPUDNNLGEMMHandler):
     """Upstream's packed weight, which may be let go of while a graph is traced."""
 
     def __del__(self) -> None:
-        """Frees the weight, if it is a real one, whatever mode torch is in."""
-        if not isinstance(self.handler_tensor, FakeTensor):
+        """Frees the weight, if it is a real one, whatever mode torch is in.
+
+        A process that ends sets the names of its modules to None, and frees it anyhow.
+        """
+        if FakeTensor is not None and not isinstance(self.handler_tensor, FakeTensor):
             with _disable_current_modes():
                 super().__del__()
 

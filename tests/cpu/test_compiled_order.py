@@ -14,6 +14,11 @@ HIDDEN, EXPERTS, LAYERS = 256, 8, 2
 SEED = 1
 
 
+quantized_or_not = pytest.mark.parametrize(
+    "quantized", [False, True], ids=["dense", "int8"]
+)
+
+
 class Routers(torch.nn.Module):
     """MoE layers whose routers share a bias, as Inductor likes to fuse them."""
 
@@ -23,13 +28,16 @@ class Routers(torch.nn.Module):
         gate = torch.randn(EXPERTS, HIDDEN, generator=generator)
         self.quantized = quantized
         if quantized:
-            scale = gate.abs().max() / 127
-            weight = (gate / scale).round().to(torch.int8).T
+            # The packed weight has only the address of its scale.
+            self.scale = gate.abs().max().reshape(1) / 127
+            weight = (gate / self.scale).round().to(torch.int8).T
             self.gate = ops.create_onednn_scaled_mm(
-                weight, scale.reshape(1), torch.float32, True, False, 32
+                weight, self.scale, torch.float32, True, False, 32
             )
+            gate = weight.T * self.scale
         else:
             self.gate = ops.create_onednn_mm(gate.T, 32)
+        self.weight = gate
         self.bias = torch.randn(EXPERTS, generator=generator)
         self.expert = torch.randn(HIDDEN, HIDDEN, generator=generator) / 16
 
@@ -52,24 +60,34 @@ class Routers(torch.nn.Module):
         return x
 
 
-@pytest.mark.parametrize(
-    "quantized",
-    [
-        pytest.param(False, id="dense"),
-        # Failed once among all tests, and never alone, for a reason not yet known.
-        pytest.param(True, id="int8", marks=pytest.mark.slow),
-    ],
-)
+@quantized_or_not
+def test_a_router_gives_the_product_with_its_weight(quantized):
+    """Else what is compared below could be nonsense on both sides."""
+    routers = Routers(quantized)
+    generator = torch.Generator().manual_seed(SEED)
+    with torch.no_grad():
+        for tokens in (9, 1, 33):
+            x = torch.randn(tokens, HIDDEN, generator=generator)
+            # Rounding to int8 errs by half a step, of 1/127 of a row's greatest value.
+            step = x.abs().amax(-1, keepdim=True) / 127 if quantized else 1e-5
+            bound = step / 2 * routers.weight.abs().sum(-1)
+            error = (routers.logits(x) - x @ routers.weight.T).abs()
+            assert (error <= bound + 1e-4).all()
+
+
+@quantized_or_not
 def test_a_compiled_router_gives_what_it_gives_eagerly(quantized):
     routers = Routers(quantized)
     compiled = torch.compile(routers, dynamic=True)
+    # What differs in its last bit may be rounded to another int8.
+    near = 1e-2 if quantized else 1e-4
     generator = torch.Generator().manual_seed(SEED)
     with torch.no_grad():
         for tokens in (9, 1, 33):
             x = torch.randn(tokens, HIDDEN, generator=generator)
             # Unwritten memory is most often zeros or an earlier result; a few runs
             # with new inputs cannot all be right by chance.
-            torch.testing.assert_close(compiled(x), routers(x), rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(compiled(x), routers(x), rtol=near, atol=near)
 
 
 def test_a_packed_weight_is_freed_while_a_graph_is_traced():
@@ -92,4 +110,18 @@ def test_what_only_stands_for_a_packed_weight_frees_nothing():
         handler.handler_tensor = torch.zeros((), dtype=torch.int64)
     del handler
     gc.collect()
+    assert not freed
+
+
+def test_the_end_of_a_process_prints_nothing(monkeypatch):
+    """Python has set a module's names to None when it ends what is left."""
+    handler = ops.create_onednn_mm(torch.randn(HIDDEN, EXPERTS), 32)
+    freed = []
+    release = handler.dtor
+    handler.dtor = freed.append
+    names = type(handler).__del__.__globals__
+    monkeypatch.setitem(names, "FakeTensor", None)
+    monkeypatch.setitem(names, "_disable_current_modes", None)
+    handler.__del__()
+    handler.dtor = release
     assert not freed
