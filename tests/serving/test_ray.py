@@ -18,6 +18,7 @@ import time
 import urllib.error
 import urllib.request
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from ray.cluster_utils import Cluster
@@ -88,9 +89,10 @@ def nodes():
     with pytest.MonkeyPatch.context() as patch:
         # Not set, it depends on whether this user has a token of Ray's.
         patch.setenv("RAY_AUTH_MODE", "disabled")
-        # Where Ray writes the address of a cluster; it does not make the folder.
+        # Ray's own folder below it, where it writes a cluster's address; it makes none.
         patch.setenv("RAY_TMPDIR", folder)
-        nodes = Nodes(folder)
+        Path(folder, "ray").mkdir()
+        nodes = Nodes(f"{folder}/ray")
         yield nodes
         nodes.stop()
     shutil.rmtree(folder)
