@@ -79,6 +79,33 @@ def test_the_json_has_every_byte(pack, capsys):
     assert report["problems"] == []
 
 
+def test_weights_that_exl3_took_the_place_of_are_told_apart(tmp_path, capsys):
+    """Such as a graft leaves of a draft layer that was dense."""
+    config = {"num_hidden_layers": 1, "n_routed_experts": 2, "num_experts_per_tok": 1}
+    name = "model.layers.1"
+    kept = experts("model.layers.0", 2) | dense("model.layers.0.input_norm", 1, 256)
+    kept |= experts(name, 2, ranks=2) | linear(f"{name}.self_attn.o_proj", 256, 256)
+    stale = dense(f"{name}.self_attn.o_proj", 256, 256)
+    stale |= dense(f"{name}.mlp.experts.0.down_proj", 256, 256)
+    stale |= {f"{name}.mlp.experts.gate_up_proj": ("BF16", (2, 512, 256))}
+
+    def report(tensors, folder):
+        write_folder(folder, tensors, config)
+        assert cli.main(["inspect", str(folder), "--json"]) == 0
+        return json.loads("\n".join(lines(capsys)))
+
+    without, found = report(kept, tmp_path / "a"), report(kept | stale, tmp_path / "b")
+    size = 2 * 256 * (256 + 256 + 2 * 512)
+    assert without["superseded_bytes"] == 0 and found["superseded_bytes"] == size
+    assert found["layers"][1].pop("superseded_bytes") == size
+    del without["layers"][1]["superseded_bytes"]
+    for of in without, found:
+        del of["superseded_bytes"], of["path"], of["tensors"], of["warnings"]
+    assert found == without
+    assert cli.main(["inspect", str(tmp_path / "b")]) == 0
+    assert "\nnot loaded: 768.00 KiB of dense weights" in "\n".join(lines(capsys))
+
+
 def test_alike_layers_share_a_line_unless_all_are_asked_for(tmp_path, capsys):
     tensors = {}
     for layer, bits in enumerate((4, 4, 4, 5, 4)):

@@ -12,6 +12,9 @@ from exl3.checkpoint.file_header import TensorHeader
 from exl3.checkpoint.plan import Survey
 from exl3.format.names import STACKS, layer_of
 
+#: Fields of modules that may be left beside EXL3 ones.
+_MAY_BE_SUPERSEDED = frozenset({"weight", *STACKS})
+
 
 @dataclass
 class Layer:
@@ -26,6 +29,7 @@ class Layer:
     storage: str = ""  # of the experts
     exl3_bytes: int = 0
     dense_bytes: int = 0
+    superseded_bytes: int = 0  # dense weights that a trellis took the place of
     weights: int = 0  # of the EXL3 matrices, padding included
     code_bits: int = 0  # of their trellises
     expert_weights: int = 0  # the experts' part of both
@@ -75,9 +79,24 @@ def list_layers(found: Survey, num_layers: int) -> list[Layer]:
         return layers[index]
 
     sizes = _Sizes()
+
+    def held(layer: Layer, fields: Mapping[str, TensorHeader]) -> int:
+        """Bytes of a module's tensors that are loaded; the others are counted apart."""
+        if not _MAY_BE_SUPERSEDED.isdisjoint(fields):
+            left = {
+                name: header
+                for name, header in fields.items()
+                if plan.is_superseded(header.name)
+            }
+            layer.superseded_bytes += sizes.of(left)
+            fields = {name: fields[name] for name in fields if name not in left}
+        return sizes.of(fields)
+
     for module, fields in modules.dense.items():
         layer = of(module)
-        layer.dense_bytes += sizes.of(fields)
+        layer.dense_bytes += held(layer, fields)
+        if module in plan.experts:
+            continue  # experts in one tensor, beside EXL3 ones
         for stack in STACKS:
             if stack in fields and module.endswith(".experts"):
                 header = fields[stack]
@@ -86,17 +105,17 @@ def list_layers(found: Survey, num_layers: int) -> list[Layer]:
                 layer.storage = "one tensor"
     for module, matrix in plan.linears.items():
         layer = of(module)
-        layer.exl3_bytes += sizes.of(modules.linears[module])
+        layer.exl3_bytes += held(layer, modules.linears[module])
         layer.linears[str(matrix.bits)] += 1
         layer.codebooks.add(matrix.codebook.label)
         layer.add_code(matrix.in_features * matrix.out_features, matrix.words)
     for name, stored in plan.experts.items():
         layer = of(name)
-        layer.exl3_bytes += sum(sizes.of(at.fields) for at in modules.experts[name])
+        layer.exl3_bytes += sum(held(layer, at.fields) for at in modules.experts[name])
         _add_experts(layer, stored)
     for name, slices in modules.dense_experts.items():
         layer = of(name)
-        layer.dense_bytes += sum(sizes.of(at.fields) for at in slices)
+        layer.dense_bytes += sum(held(layer, at.fields) for at in slices)
         _add_dense_experts(layer, slices)
     for layer in layers.values():
         if layer.width and layer.kind == "dense":

@@ -90,6 +90,7 @@ def _totals(layers: Iterable[Layer]) -> dict[str, Any]:
     return {
         "exl3_bytes": sum(layer.exl3_bytes for layer in layers),
         "dense_bytes": sum(layer.dense_bytes for layer in layers),
+        "superseded_bytes": sum(layer.superseded_bytes for layer in layers),
         "exl3_weights": weights,
         "bits_per_weight": mean_bits(code_bits, weights),
         "bits_per_weight_with_scales": mean_bits(

@@ -92,6 +92,11 @@ def _totals(report: Mapping[str, Any]) -> Iterator[str]:
         f"{report['tensors']} tensors, {_bytes(total)}: {_bytes(report['exl3_bytes'])} "
         f"EXL3 and {_bytes(report['dense_bytes'])} dense"
     )
+    if report["superseded_bytes"]:
+        yield (
+            f"not loaded: {_bytes(report['superseded_bytes'])} of dense weights that "
+            "have an EXL3 matrix in their place"
+        )
     if report["bits_per_weight"] is not None:
         yield (
             f"EXL3 matrices: {report['exl3_weights'] / 1e9:.3f} billion weights of "
