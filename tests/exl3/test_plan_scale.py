@@ -91,7 +91,7 @@ def test_glm52_is_inspected(glm52):
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, "-m", "exl3.cli", "inspect", str(folder), "--json"]
     done = subprocess.run(
-        [*command, "--gpu-memory", "96", "--gpus", "4", "--max-model-len", "131072"],
+        [*command, "--gpu-memory", "96", "--gpus", "4", "--max-model-len", "65536"],
         capture_output=True,
         text=True,
         check=True,
