@@ -18,16 +18,18 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
 
+#: How many tokens are asked for.
+FEW = 4
 MESSAGES = [{"role": "user", "content": "In the beginning"}]
 #: A right request of every operation that takes one.
 RIGHT = {
     "/tokenize": {"prompt": "In the beginning"},
     "/detokenize": {"tokens": [40, 41]},
-    "/v1/completions": {"prompt": "In the beginning", "max_tokens": 4},
-    "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 4},
-    "/v1/chat/completions/batch": {"messages": [MESSAGES, MESSAGES], "max_tokens": 4},
-    "/v1/responses": {"input": "In the beginning", "max_output_tokens": 4},
-    "/v1/messages": {"messages": MESSAGES, "max_tokens": 4},
+    "/v1/completions": {"prompt": "In the beginning", "max_tokens": FEW},
+    "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": FEW},
+    "/v1/chat/completions/batch": {"messages": [MESSAGES, MESSAGES], "max_tokens": FEW},
+    "/v1/responses": {"input": "In the beginning", "max_output_tokens": FEW},
+    "/v1/messages": {"messages": MESSAGES, "max_tokens": FEW},
     "/v1/messages/count_tokens": {"messages": MESSAGES},
     "/generative_scoring": {
         "query": "In the beginning",
@@ -39,8 +41,10 @@ RIGHT = {
 NOT_IMPLEMENTED = {"/v1/systemone"}
 #: It would start and stop engines on other machines.
 LEFT_OUT = {"/scale_elastic_ep"}
-#: Fields that say how much is generated, which is no fault but takes long.
-AMOUNTS = ["max_tokens", "max_completion_tokens", "max_output_tokens", "n", "best_of"]
+#: Fields that say how many tokens are generated, which is no fault but takes long, and
+#: how often. Without the former a request may go on until the context is full.
+LENGTHS = ["max_tokens", "max_completion_tokens", "max_output_tokens"]
+AMOUNTS = [*LENGTHS, "n", "best_of"]
 SECONDS = 60
 
 
@@ -60,10 +64,13 @@ def _operations(url):
     return found
 
 
-def modest(body):
-    """The same body, where it asks for few tokens only."""
-    large = {name: 4 for name in AMOUNTS if type(body.get(name)) is int}
-    return {**body, **{name: min(body[name], 4) for name in large}}
+def modest(body, right):
+    """The same body, asking for few tokens as the right one does."""
+    given = [name for name in AMOUNTS if body.get(name) is not None]
+    few = {name: min(body[name], FEW) for name in given if type(body[name]) is int}
+    if not set(given).intersection(LENGTHS):
+        few |= {name: right[name] for name in LENGTHS if name in right}
+    return {**body, **few}
 
 
 @st.composite
@@ -75,7 +82,7 @@ def requests_to(draw, operation, mode):
             kept = draw(st.permutations(sorted(case.body)))[: draw(st.integers(1, 2))]
             kept = {field: case.body[field] for field in kept}
             case.body = {"model": "demo", **RIGHT[operation.path], **kept}
-        case.body = modest(case.body)
+        case.body = modest(case.body, RIGHT.get(operation.path, {}))
     return case
 
 
