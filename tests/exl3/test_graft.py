@@ -176,6 +176,44 @@ def test_a_dry_run_says_what_and_does_nothing(base, overlay, capsys):
     assert contents(base) == grafted
 
 
+def test_the_edits_for_programs(base, overlay, capsys):
+    def told(*arguments):
+        capsys.readouterr()
+        assert graft(base, *arguments, "--json") == 0
+        report = json.loads(capsys.readouterr().out)
+        assert report["folder"] == str(base)
+        return report["outcome"], report["edits"]
+
+    before = contents(base)
+    outcome, planned = told(overlay, "--dry-run")
+    assert outcome == "planned" and contents(base) == before
+    assert told(overlay) == ("grafted", planned)
+    after = contents(base)
+    kinds = {
+        kind: [edit for edit in planned if edit["edit"] == kind]
+        for kind in ("adds", "changes", "keeps")
+    }
+    shard, *_ = kinds["adds"]
+    added = load_file(base / shard["file"]).values()
+    assert shard["tensors"] == len(added)
+    assert shard["bytes"] == sum(tensor.nbytes for tensor in added)
+    changed = {edit["file"] for edit in kinds["changes"]}
+    assert "config.json" in changed
+    kept = {edit["file"] for edit in kinds["keeps"]}
+    assert kept == {name for name in after if name.endswith(".orig")}
+    assert {f"{name}.orig" for name in changed} <= kept
+    for options, outcome in ((["--dry-run"], "planned"), ([], "reverted")):
+        assert contents(base) == after
+        found, edits = told("--revert", *options)
+        assert found == outcome
+        assert {edit["file"] for edit in edits if edit["edit"] == "restores"} == {
+            name.removesuffix(".orig") for name in kept
+        }
+        removed = {edit["file"] for edit in edits if edit["edit"] == "removes"}
+        assert removed == after.keys() - before.keys() - kept - {"exl3-graft.json"}
+    assert contents(base) == before
+
+
 def test_a_folder_of_links_gets_its_links_back(overlay, base, tmp_path):
     links = tmp_path / "links"
     links.mkdir()

@@ -26,6 +26,7 @@ from exl3.format.errors import CheckpointError, FileError
 from exl3.tools.graft.in_place import InPlaceEdit
 from exl3.tools.graft.layer import Graft, Side, parts, plan_graft
 from exl3.tools.graft.metadata import changes, edited_files, edited_index
+from exl3.tools.graft.report import Report
 from exl3.tools.shared import durable
 from exl3.tools.shared.errors import ToolError
 
@@ -56,6 +57,7 @@ def add_command(commands: Any) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="print the edits, and make none"
     )
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
 
@@ -75,15 +77,15 @@ def run(options: argparse.Namespace) -> None:
             if overlay
             else "graft-mtp takes BASE and OVERLAY, or BASE and --revert"
         )
-    edit = InPlaceEdit(base)
+    edit, report = InPlaceEdit(base), Report(base, options.json)
     with edit.locked():
         if options.revert:
-            _revert(edit, options.dry_run)
-        elif not _go_on(edit, overlay, options.dry_run):
-            _graft(edit, overlay, options.dry_run)
+            _revert(edit, options.dry_run, report)
+        elif not _go_on(edit, overlay, options.dry_run, report):
+            _graft(edit, overlay, options.dry_run, report)
 
 
-def _revert(edit: InPlaceEdit, dry_run: bool) -> None:
+def _revert(edit: InPlaceEdit, dry_run: bool, report: Report) -> None:
     record = edit.read()
     if record is None:
         if not dry_run:
@@ -91,14 +93,16 @@ def _revert(edit: InPlaceEdit, dry_run: bool) -> None:
         raise ToolError(
             f"{edit.folder}: nothing was grafted ({GRAFT_FILE} is not there)"
         )
-    _tell("restores", record.replaced)
-    _tell("removes", record.added)
-    if not dry_run:
+    report.files("restores", record.replaced)
+    report.files("removes", record.added)
+    if dry_run:
+        report.end("planned")
+    else:
         edit.undo(record)
-        print(f"{edit.folder} is as it was before the graft")
+        report.end("reverted", " is as it was before the graft")
 
 
-def _go_on(edit: InPlaceEdit, overlay: Path, dry_run: bool) -> bool:
+def _go_on(edit: InPlaceEdit, overlay: Path, dry_run: bool, report: Report) -> bool:
     """Finishes a graft that was stopped while it replaced files.
 
     Returns:
@@ -129,13 +133,19 @@ def _go_on(edit: InPlaceEdit, overlay: Path, dry_run: bool) -> bool:
             f"{edit.folder}: a graft of {record.about.get('overlay')} was stopped; run "
             "it with that again, or with --revert first"
         )
-    if not dry_run:
+    if dry_run:
+        report.end(
+            "planned", ": has a graft that was stopped; the same would finish it"
+        )
+    else:
         edit.finish(record)
-        print(f"{edit.folder}: finished the graft that was stopped")
+        report.end("finished", ": finished the graft that was stopped")
     return True
 
 
-def _graft(edit: InPlaceEdit, overlay_folder: Path, dry_run: bool) -> None:
+def _graft(
+    edit: InPlaceEdit, overlay_folder: Path, dry_run: bool, report: Report
+) -> None:
     if os.path.realpath(edit.folder) == os.path.realpath(overlay_folder):
         raise ToolError(f"{overlay_folder}: is BASE itself; name another OVERLAY")
     base, overlay = Side(edit.folder), Side(overlay_folder)
@@ -146,10 +156,11 @@ def _graft(edit: InPlaceEdit, overlay_folder: Path, dry_run: bool) -> None:
     replaced = [name for name in files if (edit.folder / name).exists()]
     replaced += graft.rewritten
     added = [*shards, *(name for name in files if name not in replaced)]
-    _describe(base, graft, shards, files)
-    _tell("keeps", [f"{name}{ORIGINAL}" for name in replaced])
+    _describe(base, graft, shards, files, report)
+    report.files("keeps", [f"{name}{ORIGINAL}" for name in replaced])
     _check(base, graft, shards, files)
     if dry_run:
+        report.end("planned")
         return
     edit.clear()
     about = {
@@ -165,7 +176,7 @@ def _graft(edit: InPlaceEdit, overlay_folder: Path, dry_run: bool) -> None:
             edit.undo(record)
         raise
     layers = ", ".join(map(str, overlay.draft_layers))
-    print(f"{edit.folder}: layer {layers} is EXL3 now; --revert undoes it")
+    report.end("grafted", f": layer {layers} is EXL3 now; --revert undoes it")
 
 
 def _shards(graft: Graft) -> dict[str, list[TensorHeader]]:
@@ -182,30 +193,22 @@ def _describe(
     graft: Graft,
     shards: Mapping[str, list[TensorHeader]],
     files: Mapping[str, Any],
+    report: Report,
 ) -> None:
     for name, headers in shards.items():
-        print(f"adds {name}: {_size(headers)}")
+        report.tensors("adds", name, f"adds {name}:", headers)
     if graft.dropped:
-        print(f"drops from {INDEX_FILE}: {_size(graft.dropped)}")
+        line = f"drops from {INDEX_FILE}:"
+        report.tensors("drops", INDEX_FILE, line, graft.dropped)
     for name, headers in graft.rewritten.items():
-        print(f"writes {name} anew without {_size(headers)}")
+        report.tensors("rewrites", name, f"writes {name} anew without", headers)
     for name, content in files.items():
         file = base.folder / name
         if not file.exists():
-            print(f"adds {name}")
+            report.files("adds", [name])
         elif name != INDEX_FILE:
             for line in changes(read_json(file), content):
-                print(f"{name}: {line}")
-
-
-def _size(headers: list[TensorHeader]) -> str:
-    size = sum(header.num_bytes for header in headers) / 1e6
-    return f"{len(headers)} tensors, {size:.1f} MB ({headers[0].name}, ...)"
-
-
-def _tell(what: str, names: list[str]) -> None:
-    if names:
-        print(f"{what} {', '.join(names)}")
+                report.change(name, line)
 
 
 def _write(
