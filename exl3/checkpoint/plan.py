@@ -240,6 +240,8 @@ def _superseded(modules: Modules) -> list[str]:
     layers = modules.experts.values()
     fields = [*modules.linears.values(), *[at.fields for it in layers for at in it]]
     weights = [of["weight"] for of in fields if "weight" in of]
+    beside = [modules.dense.get(name, {}) for name in modules.experts]
+    weights += [of[stack] for of in beside for stack in STACKS if stack in of]
     if not weights:
         return []
     warning = (
