@@ -7,8 +7,8 @@ import pytest
 from tests.robustness.load import run_load
 
 CLIENTS = 64
-#: Memory may grow by so much of itself. Allocators keep what they once needed, and how
-#: much that is depends on which requests met; a leak grows with the requests.
+#: Memory may grow by so much of itself: what is free in between depends on which requests
+#: met. A leak of 20 KB a request is found in 2,000.
 GROWTH = 0.02
 
 
@@ -20,14 +20,14 @@ def memory(server):
 @pytest.mark.parametrize(
     "requests",
     [
-        pytest.param(150, id="short", marks=pytest.mark.slow),
+        pytest.param(150, id="short"),
         pytest.param(2000, id="long", marks=pytest.mark.slow),
     ],
 )
 def test_a_crowd_leaves_no_trace(server, requests, record_property):
     before = server.tokens()
     # Everything is used once: every block of the KV cache, every size of a batch.
-    assert run_load(server.url, clients=CLIENTS, requests=4 * CLIENTS, seed=0) == []
+    assert run_load(server.url, clients=CLIENTS, requests=2 * CLIENTS, seed=0) == []
     server.wait_until_idle(30)
     warm = memory(server)
 

@@ -128,7 +128,7 @@ def _written(body):
 @pytest.mark.parametrize(
     "examples",
     [
-        pytest.param(8, id="short", marks=pytest.mark.slow),
+        pytest.param(8, id="short"),
         pytest.param(150, id="long", marks=pytest.mark.slow),
     ],
 )
