@@ -31,7 +31,7 @@ OPTIONS = [
     *("--shutdown-timeout", "120"),
 ]
 #: So that resident memory is what the server holds. By default oneDNN keeps its last
-#: 1,024 kernels, one for every shape, and malloc keeps what is free between large blocks.
+#: 1,024 kernels, one for every shape, and malloc what is free between large blocks.
 MEASURABLE = {
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "0",
     "MALLOC_MMAP_THRESHOLD_": str(1 << 16),

@@ -7,8 +7,8 @@ import pytest
 from tests.robustness.load import run_load
 
 CLIENTS = 64
-#: Memory may grow by so much of itself: what is free in between depends on which requests
-#: met. A leak of 20 KB a request is found in 2,000.
+#: Memory may grow by so much of itself: what is free in between depends on which
+#: requests met. A leak of 25 KB a request is found in 2,000.
 GROWTH = 0.02
 
 
