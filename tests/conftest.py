@@ -14,6 +14,10 @@ from xdist.scheduler import LoadScopeScheduling
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
+#: The folders that take longest. Begun last, one would be tested alone at the end.
+FIRST = ["serving", "kernels"]
+
+
 class ByFolder(LoadScopeScheduling):
     """A folder's tests run in one process: they share engines and compiled kernels."""
 
@@ -21,7 +25,16 @@ class ByFolder(LoadScopeScheduling):
         return nodeid.split("/")[1]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def rank(item: pytest.Item) -> int:
+        folder = item.nodeid.split("/")[1]
+        return FIRST.index(folder) if folder in FIRST else len(FIRST)
+
+    items.sort(key=rank)
+
+
 def pytest_xdist_make_scheduler(
     config: pytest.Config, log: Producer
 ) -> LoadScopeScheduling:
+    config.option.loadscopereorder = False  # not by the number of tests
     return ByFolder(config, log)
