@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
-"""Extends the engine's process: it ends when the process that started it is gone.
+"""Extends the engine's process, which ends when the process that started it is gone.
 
 See docs/upstream/engine-outlives-server.md.
 """
@@ -21,17 +21,13 @@ logger = init_logger(__name__)
 _upstream_run_engine_core = upstream.EngineCoreProc.run_engine_core
 
 
-class EngineCoreProc(upstream.EngineCoreProc):
-    """Upstream's engine in a process of its own, which does not outlive its server."""
-
-    @staticmethod
-    def run_engine_core(*args: Any, **kwargs: Any) -> None:
-        """Runs the engine until it is told to stop, or its parent process is gone."""
-        if parent := multiprocessing.parent_process():
-            threading.Thread(
-                target=_end_with, args=(parent,), name="end-with-parent", daemon=True
-            ).start()
-        _upstream_run_engine_core(*args, **kwargs)
+def run_engine_core(*args: Any, **kwargs: Any) -> None:
+    """Runs an engine until it is told to stop, or its parent process is gone."""
+    if parent := multiprocessing.parent_process():
+        threading.Thread(
+            target=_end_with, args=(parent,), name="end-with-parent", daemon=True
+        ).start()
+    _upstream_run_engine_core(*args, **kwargs)
 
 
 def _end_with(parent: BaseProcess) -> None:
@@ -45,4 +41,5 @@ def _end_with(parent: BaseProcess) -> None:
     os._exit(1)
 
 
+upstream.EngineCoreProc.run_engine_core = staticmethod(run_engine_core)
 extend(__name__, upstream)
