@@ -12,9 +12,19 @@
 source "$(dirname "$0")/image.sh"
 port=${PORT:-8000}
 
-build vllm-hetero:cpu docker/Dockerfile.cpu . "$@"
-inside sh -c "test \$(id -u) = 1000"
-absent pip make
+build docker/Dockerfile.cpu --tag vllm-hetero:cpu "$@" .
+container=$(store from --pull-never vllm-hetero:cpu)
+inspect() { store inspect --type image --format "{{$1}}" vllm-hetero:cpu; }
+store images --format 'size {{.Size}}' vllm-hetero:cpu
+mapfile -t entry < <(inspect 'range .Docker.Config.Entrypoint}}{{println .}}{{end' | grep .)
+health=$(inspect 'index .Docker.Config.Healthcheck.Test 3')
+echo "user $(inspect .Docker.Config.User), entry point ${entry[*]}"
+
+cp -rL examples/demo-glm-dsa-ragged-exl3 "$scratch/demo"
+# inside WORDS: runs them in the image, as its user.
+in_it=(--user 1000:1000 --volume "$scratch/demo:/models/demo:ro" "$container" --)
+inside() { store run "${in_it[@]}" "$@"; }
+inside sh -c "test \$(id -u) = 1000 && ! command -v pip && ! command -v make"
 healthy() { inside python -c "${health/:8000/:$port}" 2> /dev/null; }
 if healthy; then
   echo "another server listens on port $port" >&2
@@ -23,8 +33,8 @@ fi
 
 echo "== serve"
 # shellcheck disable=SC2016
-store run --env VLLM_CPU_KVCACHE_SPACE=1 --volume "$scratch/pid:/pid" "${in_it[@]}" \
-  sh -c 'echo $$ > /pid/server; exec "$@"' sh "${entry[@]}" \
+store run --env VLLM_CPU_KVCACHE_SPACE=1 --volume "$scratch/out:/out" "${in_it[@]}" \
+  sh -c 'echo $$ > /out/server; exec "$@"' sh "${entry[@]}" \
   --model /models/demo --served-model-name demo --max-model-len 256 --port "$port" \
   > "$scratch/server.log" 2>&1 &
 server=$!

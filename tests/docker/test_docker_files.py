@@ -202,7 +202,7 @@ def test_what_it_does_not_read_is_not_sent(path):
     assert is_ignored(path)
 
 
-# --- Four GPUs, or as many as one says --------------------------------------------------------------------
+# --- Four GPUs, or as many as one says ----------------------------------------------
 
 
 @pytest.fixture(scope="module")
