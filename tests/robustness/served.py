@@ -88,8 +88,10 @@ class Server:
 
     def named(self, title):
         """The one process whose title holds a word, as `ps` shows it."""
-        (found,) = [p for p in self.processes() if title in " ".join(p.cmdline())]
-        return found
+        found = [p for p in self.processes() if title in " ".join(p.cmdline())]
+        # A child has its parent's title until it is another program.
+        (first,) = [p for p in found if p.parent() not in found]
+        return first
 
     def health(self):
         """The status of /health, or None without an answer."""
