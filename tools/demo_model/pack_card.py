@@ -74,6 +74,14 @@ reference decoder makes of the trellises.
 | same first choice as BF16 | | {top1:.1%} |
 | MTP draft is the trunk's greedy choice, text given | {reference_mtp:.1%} | {mtp:.1%} |
 | drafts that vLLM accepts, greedy decoding | {reference_accepted} | {accepted} |
+
+By these commands, of which the last writes this card:
+
+```
+python -m tools.demo_model.acceptance examples/{source} --work-dir build/demo_model
+python -m tools.demo_model.acceptance examples/{title} --work-dir build/demo_model
+python -m tools.demo_model.pack_card {title} --work-dir build/demo_model
+```
 """
 
 PLAIN = """\
