@@ -20,7 +20,7 @@ _upstream_construct = upstream._construct_message_from_response_item
 
 
 def _construct_message_from_response_item(item: Any, prev_msg: Any = None) -> Any:
-    """Turns an item into a chat message, or adds it to the one before, as upstream does.
+    """Makes an item a chat message, or adds it to the one before, as upstream does.
 
     Upstream's takes the text of the first part of an earlier answer, which has any
     number of parts, refusals among them. So it is given the answer in one part.
