@@ -58,7 +58,17 @@ TESTED = {
     ),
 }
 #: Options of docker and ray that pages on serving speak of.
-OF_OTHERS = {"--build-arg", "--entrypoint", "--head", "--ipc", "--shm-size"}
+OF_OTHERS = {
+    "--build-arg",
+    "--device",
+    "--entrypoint",
+    "--head",
+    "--ipc",
+    "--network",
+    "--no-healthcheck",
+    "--shm-size",
+    "--user",
+}
 PROGRAMS = ("docker", "exl3", "make", "pip", "python", "ray", "vllm")
 
 
