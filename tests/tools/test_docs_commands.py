@@ -35,6 +35,7 @@ TESTED = {
     "make install": (".ci/run", "make test"),  # which installs first
     "make serve": ("tests/serving/test_demo_server.py", "tools.serve_demo"),
     "make test": (".ci/run", "make test"),
+    "make test-slow": (".github/workflows/nightly.yml", "make test-slow"),
     "pip download": ("tests/fork/test_wheel.py", "fetch"),
     "pip install": ("tests/fork/test_build.py", '"install"'),
     "pip wheel": ("tests/fork/test_build.py", '"wheel"'),
