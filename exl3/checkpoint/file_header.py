@@ -71,8 +71,8 @@ def read_header(file: Path) -> list[TensorHeader]:
             what the header needs.
     """
     header, num_bytes = _header_json(file)
-    header.pop("__metadata__", None)
     where = file.name
+    _check_metadata(where, header.pop("__metadata__", None))
     known: dict[Any, tuple[str, tuple[int, ...], int | None]] = {}
     spans = []
     headers = []
@@ -140,6 +140,19 @@ def _header_json(file: Path) -> tuple[dict[str, Any], int]:
     if not isinstance(header, dict):
         raise FileError(f"{file.name}: header is not a JSON object")
     return header, total - 8 - length
+
+
+def _check_metadata(where: str, metadata: object) -> None:
+    """The safetensors library takes no other, and would say so as weights are read."""
+    if metadata is None:
+        return
+    if not isinstance(metadata, dict) or any(
+        not isinstance(value, str) for value in metadata.values()
+    ):
+        raise FileError(
+            f"{where}: header has the __metadata__ {brief(metadata)}; expected an "
+            "object from text to text: write the file again"
+        )
 
 
 def _checked(

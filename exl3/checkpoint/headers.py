@@ -2,8 +2,11 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
 """Which tensors a checkpoint's folder holds, by its index and its files' headers."""
 
+import os
+import re
 import sys
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from reprlib import repr as brief  # a hostile value must not fill the log
@@ -17,6 +20,8 @@ INDEX_FILE = "model.safetensors.index.json"
 #: Bounds what a hostile folder can make us hold: four times GLM-5.2 in four slices.
 MAX_TENSORS = 4_000_000
 _SHOWN = 3  # names that a refusal lists
+#: How many files a checkpoint has, by the name of one: `model-00001-of-00003`.
+_SHARD = re.compile(r"(?P<name>.*-)[0-9]{1,6}-of-(?P<count>[0-9]{1,6})\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,7 @@ class Listing:
     unlisted: tuple[TensorHeader, ...] = ()  # the index does not list them here
     duplicates: tuple[tuple[TensorHeader, str], ...] = ()  # and the other file
     stray_files: tuple[str, ...] = ()  # safetensors files that the index leaves out
+    incomplete: tuple[tuple[str, int], ...] = ()  # without an index: `few_shards`
 
     def check(self, problems: Problems | None = None) -> None:
         """Refuses a checkpoint whose index and files do not belong together.
@@ -39,10 +45,16 @@ class Listing:
             problems: Takes note, if there is more than one.
 
         Raises:
-            FileError: A tensor is missing or doubled, or a file is left out.
+            FileError: A tensor is missing or doubled, or a file is missing or left
+                out.
         """
         problems = problems or Problems()
-        for check in self._check_missing, self._check_duplicates, self._check_stray:
+        for check in (
+            self._check_missing,
+            self._check_duplicates,
+            self._check_stray,
+            self._check_incomplete,
+        ):
             with problems.noted():
                 check()
 
@@ -70,6 +82,14 @@ class Listing:
                 "the folder; rebuild the index, or remove the file"
             )
 
+    def _check_incomplete(self) -> None:
+        if self.incomplete:
+            file, found = self.incomplete[0]
+            raise FileError(
+                f"{file}: its name says how many files there are, and the folder has "
+                f"{found} of them and no {INDEX_FILE}; fetch the missing files"
+            )
+
     def check_unlisted(self, is_superseded: Callable[[str], bool]) -> None:
         """Refuses tensors that the index does not list and that nothing replaces.
 
@@ -94,6 +114,26 @@ def _some(names: Sequence[str]) -> str:
     return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown
 
 
+def few_shards(files: Iterable[str]) -> tuple[tuple[str, int], ...]:
+    """Finds files whose names count more files than there are.
+
+    Args:
+        files: Names of safetensors files.
+
+    Returns:
+        The first file of each such checkpoint, and how many of it there are.
+    """
+    found: Counter[tuple[str, str]] = Counter()
+    first: dict[tuple[str, str], str] = {}
+    for file in files:
+        match = _SHARD.fullmatch(file)
+        if match is not None:
+            key = match["name"], match["count"]
+            found[key] += 1
+            first.setdefault(key, file)
+    return tuple((first[key], n) for key, n in found.items() if n < int(key[1]))
+
+
 def read_folder(folder: Path) -> tuple[TensorHeader, ...]:
     """Every tensor of a checkpoint; see `list_folder`."""
     return list_folder(folder).headers
@@ -115,7 +155,7 @@ def list_folder(folder: Path, problems: Problems | None = None) -> Listing:
     problems = problems or Problems()
     present = sorted(path.name for path in folder.glob("*.safetensors"))
     index = folder / INDEX_FILE
-    listed = _weight_map(index) if index.is_file() else None
+    listed = _weight_map(index) if os.path.lexists(index) else None
     if listed is None:
         files = present
     else:
@@ -150,6 +190,7 @@ def list_folder(folder: Path, problems: Problems | None = None) -> Listing:
         unlisted=tuple(unlisted),
         duplicates=tuple(duplicates),
         stray_files=tuple(sorted(set(present) - set(files))),
+        incomplete=few_shards(files) if listed is None else (),
     )
 
 
@@ -201,6 +242,11 @@ def _check_files(folder: Path, files: list[str]) -> None:
             raise FileError(
                 f"{INDEX_FILE}: weight_map names {file[:200]!r}, which is missing from "
                 f"{folder}; fetch it, or rebuild the index"
+            )
+        if not file.endswith(".safetensors"):  # loaders look for no others
+            raise FileError(
+                f"{INDEX_FILE}: weight_map names {file[:200]!r}, whose name does not "
+                "end in .safetensors; rename it, and rebuild the index"
             )
 
 

@@ -39,7 +39,9 @@ def read_json(file: Path) -> Any:
     """
     try:
         size = file.stat().st_size
-        if size > MAX_JSON_BYTES or not file.is_file():
+        if not file.is_file():
+            raise FileError(f"{file}: is no file; remove it, or put the file there")
+        if size > MAX_JSON_BYTES:
             raise FileError(
                 f"{file}: has {size} bytes; expected a JSON file of at most "
                 f"{MAX_JSON_BYTES}"

@@ -63,6 +63,8 @@ def test_agrees_with_the_safetensors_library(tmp_path):
         ({"x": entry([1]), "y": entry([1])}, None, "end to end"),
         ({"x": entry([1])}, None, "take 2 bytes, but the file has 0"),
         ({"x\ny": entry([1])}, None, "printable"),
+        ({"__metadata__": 3}, None, "__metadata__ 3"),
+        ({"__metadata__": {"a": 1}}, None, "from text to text"),
         ({"x" * 1001: entry([1])}, None, "printable"),
     ],
 )
@@ -169,6 +171,36 @@ def test_a_tensor_that_the_index_has_and_its_shard_lacks_is_listed(tmp_path):
     listing = list_folder(tmp_path)
     with pytest.raises(CheckpointError, match=r"00002\.saf.* lacks 2 .*: b, d;"):
         listing.check()
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_without_an_index_names_tell_that_files_are_missing(tmp_path, lost):
+    write_folder(tmp_path, {"a": X, "b": X, "c": X}, shards=3)
+    (tmp_path / INDEX_FILE).unlink()
+    list_folder(tmp_path).check()
+    for shard in range(lost):
+        (tmp_path / f"model-{shard + 1:05}-of-00003.safetensors").unlink()
+    says = rf"-of-00003\.safetensors: .* folder has {3 - lost} of them"
+    with pytest.raises(CheckpointError, match=says):
+        list_folder(tmp_path).check()
+
+
+def test_the_index_names_files_that_loaders_look_for(tmp_path):
+    write_file(tmp_path / "model.bin", {"a": entry([1])}, 2)
+    (tmp_path / INDEX_FILE).write_text('{"weight_map": {"a": "model.bin"}}')
+    with pytest.raises(CheckpointError, match=r"'model\.bin', whose name does not end"):
+        list_folder(tmp_path)
+
+
+def test_an_index_that_cannot_be_read_is_no_missing_one(tmp_path):
+    write_file(tmp_path / "model.safetensors", {"a": entry([1])}, 2)
+    (tmp_path / INDEX_FILE).symlink_to(tmp_path / "never-fetched")
+    with pytest.raises(CheckpointError, match=rf"{INDEX_FILE}: No such file"):
+        list_folder(tmp_path)
+    (tmp_path / INDEX_FILE).unlink()
+    (tmp_path / INDEX_FILE).mkdir()
+    with pytest.raises(CheckpointError, match=rf"{INDEX_FILE}: is no file"):
+        list_folder(tmp_path)
 
 
 def test_a_shard_that_the_index_leaves_out_is_named(tmp_path):
