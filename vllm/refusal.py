@@ -63,7 +63,8 @@ def collected_refusals() -> Iterator[Callable[[], str | None]]:
         os.environ[_FILE_VARIABLE] = str(file)
 
         def first() -> str | None:
-            return file.read_text().splitlines()[0] if file.exists() else None
+            lines = file.read_text().splitlines() if file.exists() else []
+            return lines[0] if lines else None
 
         try:
             yield first

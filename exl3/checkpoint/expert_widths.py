@@ -13,13 +13,12 @@ first, then the draft (MTP) layers.
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import count
 from reprlib import repr as brief  # a hostile value must not fill the log
 from typing import Any
 
-from exl3.checkpoint.layers import LayerPlan
+from exl3.checkpoint.layers import LayerPlan, count_field
 from exl3.checkpoint.routing import Routing
-from exl3.checkpoint.stored_widths import StoredWidths
+from exl3.checkpoint.stored_widths import StoredWidths, check_layers, check_parts
 from exl3.format.errors import CheckpointError
 from exl3.format.tail import TAIL
 
@@ -72,10 +71,12 @@ def resolve_widths(
         CheckpointError: The config contradicts itself or the checkpoint, or a width
             cannot be routed.
     """
+    config = move_widths(config)
     plan = LayerPlan.from_config(config)
     # Qwen3-Next's config does not count its draft, and its names say what it is.
     plan = replace(plan, num_drafts=max(plan.num_drafts, stored.num_mtp))
-    _check_stored(stored)
+    check_parts(stored)
+    check_layers(stored, plan)
     field, declared = _declared(config, plan, stored)
     widths = [0] * (plan.num_layers + plan.num_drafts)
     for layer in (*plan.moe_layers, *plan.drafts):
@@ -107,51 +108,75 @@ def resolve_widths(
     return tuple(widths)
 
 
+def move_widths(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Moves widths by layer from where a width for the whole model belongs.
+
+    Config classes of transformers check that `n_routed_experts` is an integer, and
+    raise when a field that varies by layer is read for the whole model. So a list or
+    an object under its name, and widths in `per_layer_config`, move to the field for
+    widths by layer.
+
+    Args:
+        config: The text model's config; not changed.
+
+    Returns:
+        The same object if there was nothing to move, else a changed copy.
+
+    Raises:
+        CheckpointError: That field has others already.
+    """
+    field = next((f for f in SCALAR_FIELDS if _is_by_layer(config.get(f))), None)
+    if field is not None:
+        widths = config[field]
+        each = widths.values() if isinstance(widths, Mapping) else widths
+        counts = [width for width in each if type(width) is int]
+        moved = {**config, field: max(counts, default=0)}
+        return _with_widths(moved, field, widths)
+
+    layers = config.get("per_layer_config")
+    if not isinstance(layers, Mapping):
+        return config
+    widths, rest = {}, {}
+    for layer, fields in layers.items():
+        kept = dict(fields) if isinstance(fields, Mapping) else fields
+        for field in SCALAR_FIELDS:
+            if isinstance(kept, dict) and field in kept:
+                widths[str(layer)] = kept.pop(field)
+        if kept:
+            rest[layer] = kept
+    if not widths:
+        return config
+    moved = {**config, "per_layer_config": rest}
+    if not rest:
+        del moved["per_layer_config"]
+    return _with_widths(moved, "per_layer_config", widths)
+
+
+def _is_by_layer(value: object) -> bool:
+    return isinstance(value, list | Mapping)
+
+
+def _with_widths(config: dict[str, Any], field: str, widths: Any) -> dict[str, Any]:
+    """A config with widths that were found in a field where they do not belong."""
+    stated = config.get(PER_LAYER_FIELD)
+    if stated not in (None, widths):
+        raise CheckpointError(
+            f"config.json: {field} gives layers the widths {brief(widths)}, and "
+            f"{PER_LAYER_FIELD} is {brief(stated)}; keep the right one"
+        )
+    return {**config, PER_LAYER_FIELD: widths}
+
+
 def scalar_width(config: Mapping[str, Any]) -> int | None:
-    """The one width that a config states for the whole model, if it does."""
+    """The one width that a config states for the whole model, if it does.
+
+    Raises:
+        CheckpointError: What it states is no count.
+    """
     for field in SCALAR_FIELDS:
-        if type(config.get(field)) is int:
-            return config[field]
+        if config.get(field) is not None:
+            return count_field(config, field)
     return None
-
-
-def _check_stored(stored: StoredWidths) -> None:
-    """The parts of a layer's router and experts must agree with each other."""
-    for layer, gate in stored.gates.items():
-        if len(gate.shape) != 2:
-            raise CheckpointError(
-                f"{gate.file}: {gate.name} has shape {list(gate.shape)}, not "
-                "[routed experts, hidden]"
-            )
-        bias = stored.biases.get(layer)
-        if bias is not None and bias.shape != gate.shape[:1]:
-            raise CheckpointError(
-                f"{bias.name} has shape {list(bias.shape)} in {bias.file}, but "
-                f"{gate.name} has shape {list(gate.shape)} in {gate.file}; "
-                "prune both to the same experts"
-            )
-        ids = stored.experts.get(layer)
-        width = gate.shape[0]
-        # Nothing here grows with the width: a damaged header may claim any.
-        if ids and (len(ids) != width or max(ids) != width - 1):
-            missing = next(expert for expert in count() if expert not in ids)
-            which = f"expert {missing} is missing"
-            if missing >= width:
-                extra = min(expert for expert in ids if expert >= width)
-                which = f"expert {extra} has no row in the gate"
-            raise CheckpointError(
-                f"layer {layer}: {gate.name} in {gate.file} has {width} rows and the "
-                f"checkpoint stores {len(ids)} routed experts: {which}; store experts "
-                f"0 to {width - 1}"
-            )
-    for layer, stack in stored.stacks:
-        gate_of = stored.gates.get(layer)
-        if gate_of is not None and stack.shape[:1] != gate_of.shape[:1]:
-            raise CheckpointError(
-                f"{stack.name} has shape {list(stack.shape)} in {stack.file}, but "
-                f"{gate_of.name} has shape {list(gate_of.shape)} in {gate_of.file}; "
-                "prune both to the same experts"
-            )
 
 
 def _declared(
@@ -187,6 +212,12 @@ def _declared(
             )
     if result is not None:
         return result
+    scalars = {name: config[name] for name in SCALAR_FIELDS if config.get(name)}
+    if len(set(scalars.values())) > 1:
+        raise CheckpointError(
+            f"config.json: {' and '.join(scalars)} give different widths, "
+            f"{' and '.join(map(brief, scalars.values()))}; keep the right one"
+        )
     layers = (*plan.moe_layers, *plan.drafts)
     return None, {} if scalar is None else dict.fromkeys(layers, scalar)
 
@@ -302,6 +333,11 @@ def _check_routing(
         if width == 0 and field is None:
             continue  # nothing states this layer's width; upstream decides
         where = f"layer {layer} has {width} routed experts"
+        if top_k == 0:
+            raise CheckpointError(
+                f"{where}, but config.json has num_experts_per_tok 0; set how many of "
+                "them a token goes to"
+            )
         if width < top_k:
             raise CheckpointError(
                 f"{where}, fewer than num_experts_per_tok {top_k}; keep at least "

@@ -35,13 +35,19 @@ class Routing(NamedTuple):
         """
         groups = count_field(config, "n_group", 1)
         top_groups = count_field(config, "topk_group", groups)
+        if config.get("topk_group") == 0 and groups > 1:
+            raise CheckpointError(
+                f"config.json: topk_group is 0 and n_group {groups}, so that a router "
+                "chooses no group; set topk_group, or set both to 1"
+            )
         if top_groups > groups:
             raise CheckpointError(
                 f"config.json: topk_group {top_groups} is more than n_group {groups}; "
                 "a router cannot choose more groups than there are"
             )
+        field = "num_experts_per_tok"
         return cls(
-            top_k=count_field(config, "num_experts_per_tok", 1),
+            top_k=0 if config.get(field) == 0 else count_field(config, field, 1),
             groups=groups,
             top_groups=top_groups,
             # GLM-4's configs name no method, and its routers have a bias all the same.

@@ -5,9 +5,12 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import count
 
 from exl3.checkpoint.file_header import TensorHeader
+from exl3.checkpoint.layers import LayerPlan
 from exl3.checkpoint.modules import group_by_module
+from exl3.format.errors import CheckpointError
 from exl3.format.names import STACKS
 
 # The experts end where their index does: `experts.0.` may be followed by any field.
@@ -91,3 +94,88 @@ def _gate_of(
     if bias is not None and len(bias.shape) == 1:
         return bias._replace(shape=(*bias.shape, 0))
     return trellis._replace(shape=(len(experts or ()), 0))
+
+
+def check_parts(stored: StoredWidths) -> None:
+    """The parts of a layer's router and experts must agree with each other.
+
+    Raises:
+        CheckpointError: Some do not; names both.
+    """
+    for layer, gate in stored.gates.items():
+        if len(gate.shape) != 2:
+            raise CheckpointError(
+                f"{gate.file}: {gate.name} has shape {list(gate.shape)}, not "
+                "[routed experts, hidden]"
+            )
+        bias = stored.biases.get(layer)
+        if bias is not None and bias.shape != gate.shape[:1]:
+            raise CheckpointError(
+                f"{bias.name} has shape {list(bias.shape)} in {bias.file}, but "
+                f"{gate.name} has shape {list(gate.shape)} in {gate.file}; "
+                "prune both to the same experts"
+            )
+        ids = stored.experts.get(layer)
+        width = gate.shape[0]
+        # Nothing here grows with the width: a damaged header may claim any.
+        if ids and (len(ids) != width or max(ids) != width - 1):
+            missing = next(expert for expert in count() if expert not in ids)
+            which = f"expert {missing} is missing"
+            if missing >= width:
+                extra = min(expert for expert in ids if expert >= width)
+                which = f"expert {extra} has no row in the gate"
+            raise CheckpointError(
+                f"layer {layer}: {gate.name} in {gate.file} has {width} rows and the "
+                f"checkpoint stores {len(ids)} routed experts: {which}; store experts "
+                f"0 to {width - 1}"
+            )
+    for layer, stack in stored.stacks:
+        gate_of = stored.gates.get(layer)
+        if gate_of is not None and stack.shape[:1] != gate_of.shape[:1]:
+            raise CheckpointError(
+                f"{stack.name} has shape {list(stack.shape)} in {stack.file}, but "
+                f"{gate_of.name} has shape {list(gate_of.shape)} in {gate_of.file}; "
+                "prune both to the same experts"
+            )
+
+
+def check_layers(stored: StoredWidths, plan: LayerPlan) -> None:
+    """Routers and experts must lie in layers that have them, each with the other.
+
+    Args:
+        stored: What the tensors say.
+        plan: What the config says of the layers.
+
+    Raises:
+        CheckpointError: One lies in another layer, or a layer lacks one.
+    """
+    of_stacks = {layer: stack for layer, stack in reversed(stored.stacks)}
+    held = {*stored.experts, *of_stacks}
+    # A draft that the config does not count is not served, and does no harm.
+    end = plan.num_layers + max(plan.num_drafts, 1)
+    for layer in sorted({*stored.gates, *held}):
+        gate = stored.gates.get(layer, of_stacks.get(layer))
+        what = f"{gate.name} in {gate.file}" if gate else "a routed expert"
+        if layer >= end:
+            raise CheckpointError(
+                f"config.json: the model has {plan.num_layers} layers and "
+                f"{plan.num_drafts} draft layers, but {what} is of layer {layer}; use "
+                "the config of this checkpoint"
+            )
+        if layer < plan.num_layers and layer not in plan.moe_layers:
+            raise CheckpointError(
+                f"config.json: layer {layer} is dense by first_k_dense_replace and "
+                f"the like, but {what} is stored for it; use the config of this "
+                "checkpoint"
+            )
+    # Families may spell one of the two otherwise, and then no layer has it.
+    for what, layers, others in (
+        ("router's gate", stored.gates.keys(), held),
+        ("routed expert", held, stored.gates.keys()),
+    ):
+        lacking = sorted(others - layers)
+        if layers and lacking and lacking[0] < plan.num_layers:
+            raise CheckpointError(
+                f"layer {lacking[0]}: no {what} is stored for it, and one is for layer "
+                f"{min(layers)}; fetch the missing file, or convert the layer again"
+            )

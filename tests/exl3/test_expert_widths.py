@@ -202,6 +202,46 @@ REFUSED = {
         [],
         ["layer 2 has 0", "num_experts_per_tok 2"],
     ),
+    "a list in the field for all layers": (
+        {"n_routed_experts": [0, 8, 4, 6, 6]},
+        WIDTHS,
+        ["n_routed_experts_per_layer", "layer 4", "6", "5 rows"],
+    ),
+    "widths in per_layer_config": (
+        {"per_layer_config": {"3": {"n_routed_experts": 7}}},
+        [0, 8, 8, 6],
+        ["layer 3", "7", "6 rows"],
+    ),
+    "two fields for each layer": (
+        {"n_routed_experts": [8, 4], "n_routed_experts_per_layer": [0, 8]},
+        [],
+        ["n_routed_experts gives", "[8, 4]", "is [0, 8]", "keep the right one"],
+    ),
+    "two fields for all layers": (
+        {"num_experts": 16},
+        [],
+        ["n_routed_experts and num_experts", "8 and 16"],
+    ),
+    "no expert a token": (
+        {"num_experts_per_tok": 0},
+        [],
+        ["layer 1 has 8", "num_experts_per_tok 0"],
+    ),
+    "no group a token": (
+        {"n_group": 2, "topk_group": 0},
+        [],
+        ["topk_group is 0", "n_group 2"],
+    ),
+    "experts in a dense layer": (
+        {"first_k_dense_replace": 2},
+        [0, 8, 8, 8, 8],
+        ["layer 1 is dense", "model.layers.1.mlp.gate.weight in model.safetensors"],
+    ),
+    "layers past the last": (
+        {"num_hidden_layers": 3},
+        [0, 8, 8, 8, 8],
+        ["3 layers and 1 draft layers", "model.layers.4.mlp.gate.weight", "layer 4"],
+    ),
     "fewer than top-k": (
         {"num_experts_per_tok": 4},
         WIDTHS,
@@ -238,6 +278,43 @@ def test_refusal_names_both_sides(fields, stored, says):
     message = str(refusal.value)
     assert [part for part in says if part not in message] == []
     assert "\n" not in message
+
+
+@pytest.mark.parametrize("by_layer", [[0, 8, 4, 6, 5], {"2": 4, "3": 6, "4": 5}])
+def test_widths_by_layer_in_the_field_for_all_layers(by_layer):
+    config = {**BASE, "n_routed_experts": by_layer}
+    widths = (0, 8, 4, 6, 5) if isinstance(by_layer, list) else (0, 6, 4, 6, 5)
+    assert resolve(config, gates(widths))[:5] == widths
+
+
+@pytest.mark.parametrize("value", ["8", 8.0, float("nan"), True, -8, 10**30])
+def test_a_width_that_is_no_count_is_refused(value):
+    says = r"^config\.json: n_routed_experts is .*; expected a count"
+    with pytest.raises(CheckpointError, match=says):
+        resolve({**BASE, "n_routed_experts": value}, gates([0, 8, 8, 8, 8]))
+
+
+@pytest.mark.parametrize("draft", [4, 5])
+def test_routers_and_experts_come_together(draft):
+    """Of a draft the rest may lie elsewhere."""
+    config = {**BASE, "num_hidden_layers": draft}
+    one = [
+        TensorHeader(
+            f"model.layers.{layer}.mlp.experts.{e}.up_proj.weight", "F32", (), ""
+        )
+        for layer in range(1, 4)
+        for e in range(8)
+    ]
+    held = gates([0, 8, 8, 8])
+    assert resolve(config, held + one) is None
+    with pytest.raises(CheckpointError, match="layer 3: no router's gate is stored"):
+        resolve(config, held[:2] + one)
+    with pytest.raises(CheckpointError, match="layer 3: no routed expert is stored"):
+        resolve(config, held + one[:16])
+    assert resolve(config, held) is None  # a family may name its experts otherwise
+    if draft == 4:
+        extra = gates([0, 0, 0, 0, 8])
+        assert resolve(config, [*held, *one, *extra]) is None
 
 
 @pytest.mark.parametrize(

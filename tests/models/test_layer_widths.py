@@ -385,3 +385,42 @@ def test_a_checkpoint_that_is_half_fetched_is_no_damaged_one(
             reading.resolve_config(config, "someone/fetching", None)
     else:
         reading.resolve_config(config, "someone/fetching", None)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda text: text.replace('"qwen3_moe"', '"\xe9"'), "is not JSON"),
+        (lambda text: text[:-9], "is not JSON"),
+        (
+            lambda text: text.replace(": 256,", ': "256",', 1),
+            "'hidden_size' expected int",
+        ),
+        (
+            lambda text: text.replace("{", '{"quantization_config": [1],', 1),
+            "quantization_config is [1]; expected an object",
+        ),
+        (
+            lambda text: text.replace('"num_experts": 4', '"num_experts": 4.0'),
+            "num_experts is 4.0; expected a count",
+        ),
+    ],
+)
+def test_a_damaged_config_is_refused_in_one_line(tmp_path, change, says):
+    """Upstream and transformers read it first, and say so in many, or in none."""
+    config = {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "hidden_size": 256,
+        "num_hidden_layers": 2,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+    }
+    text = json.dumps(config)
+    (tmp_path / "config.json").write_text(text)
+    assert get_config(tmp_path, trust_remote_code=False).num_experts == 4
+    (tmp_path / "config.json").write_bytes(change(text).encode("latin-1"))
+    with pytest.raises(CheckpointError) as refusal:
+        get_config(tmp_path, trust_remote_code=False)
+    assert says in str(refusal.value)
+    assert "\n" not in str(refusal.value)

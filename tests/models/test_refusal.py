@@ -2,8 +2,10 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
 """A refusal is one line, wherever it was raised and whatever wraps it."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from pydantic import BaseModel, model_validator
@@ -57,3 +59,9 @@ def test_other_errors_are_not_collected():
 def test_a_refusal_without_a_server_is_raised_as_it_is():
     with pytest.raises(CheckpointError, match="no"), leaving_refusals():
         raise CheckpointError("no")
+
+
+def test_a_refusal_that_is_still_being_written_is_none_yet(monkeypatch):
+    with collected_refusals() as first:
+        Path(os.environ["HETERO_REFUSAL_FILE"]).touch()
+        assert first() is None

@@ -12,8 +12,10 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig
 
+from exl3.format.errors import MetadataError
 from vllm.fork import extend
 from vllm.transformers_utils import config_upstream as upstream
 from vllm.transformers_utils import exl3, expert_widths
@@ -26,8 +28,23 @@ def get_config(
     *args: Any,
     **kwargs: Any,
 ) -> PreTrainedConfig:
-    """Upstream's `get_config`, with widths and quantization as they are stored."""
-    config = _upstream_get_config(model, trust_remote_code, revision, *args, **kwargs)
+    """Upstream's `get_config`, with widths and quantization as they are stored.
+
+    Raises:
+        CheckpointError: The config is damaged, or it and the checkpoint contradict
+            each other.
+    """
+    try:
+        config = _upstream_get_config(
+            model, trust_remote_code, revision, *args, **kwargs
+        )
+    except Exception as error:
+        # Of many a damaged file the reader knows more than who stumbled over it.
+        expert_widths.refuse_files(model, revision)
+        if isinstance(error, StrictDataclassError):
+            reason = " ".join(str(error).split())
+            raise MetadataError(f"config.json: {reason}; correct the field") from error
+        raise
     expert_widths.resolve_config(config, model, revision)
     exl3.resolve_config(config, model, revision)
     return config

@@ -7,23 +7,28 @@ global index, draft layers included. `vllm/model_executor/models/expert_widths.p
 builds the layers from it.
 """
 
-from collections.abc import Mapping
+import os
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedConfig
 
 from exl3.checkpoint.expert_widths import (
-    PER_LAYER_FIELD,
     PER_LAYER_FIELDS,
     SCALAR_FIELDS,
     SHAPE_FIELDS,
+    move_widths,
     resolve_widths,
 )
+from exl3.checkpoint.plan import read_config, text_config
 from exl3.checkpoint.stored_widths import read_stored
 from exl3.format.errors import CheckpointError
 from vllm.logger import init_logger
-from vllm.transformers_utils.checkpoint import known_checkpoint
+from vllm.transformers_utils.checkpoint import (
+    known_checkpoint,
+    local_folder,
+    read_folder,
+)
 
 logger = init_logger(__name__)
 
@@ -70,10 +75,7 @@ def is_supported(architectures: Any) -> bool:
 def move_widths_to_list(config: dict[str, Any]) -> dict[str, Any]:
     """Rewrites the spellings of a `config.json` that transformers cannot hold.
 
-    Its config classes check that `n_routed_experts` is an integer, and raise when a
-    field that varies by layer is read for the whole model. So a list under the name
-    of the model-wide field, and widths in `per_layer_config`, move to the per-layer
-    field before a config class sees them.
+    That is done before a config class sees them; see `move_widths`.
 
     Args:
         config: The parsed file; not changed.
@@ -83,9 +85,10 @@ def move_widths_to_list(config: dict[str, Any]) -> dict[str, Any]:
     """
     text = config.get("text_config")
     if isinstance(text, dict):
-        moved = _move_widths(text)
-        return config if moved is text else {**config, "text_config": moved}
-    return _move_widths(config)
+        inner = move_widths(text)
+        return config if inner is text else {**config, "text_config": inner}
+    moved = move_widths(config)
+    return config if moved is config else dict(moved)
 
 
 def resolve_config(
@@ -121,31 +124,25 @@ def resolve_config(
     logger.info_once("Routed experts by layer: %s", str(list(widths)))
 
 
-def _move_widths(config: dict[str, Any]) -> dict[str, Any]:
-    field = next((f for f in SCALAR_FIELDS if isinstance(config.get(f), list)), None)
-    if field is not None:
-        widths = config[field]
-        counts = [width for width in widths if type(width) is int]
-        moved = {**config, field: max(counts, default=0)}
-        return {**moved, PER_LAYER_FIELD: config.get(PER_LAYER_FIELD) or widths}
+def refuse_files(model: str | Path, revision: str | None) -> None:
+    """Refuses a checkpoint by its files, of which no config could be made.
 
-    layers = config.get("per_layer_config")
-    if not isinstance(layers, Mapping):
-        return config
-    widths, rest = {}, {}
-    for layer, fields in layers.items():
-        kept = dict(fields) if isinstance(fields, Mapping) else fields
-        for field in SCALAR_FIELDS:
-            if isinstance(kept, dict) and field in kept:
-                widths[str(layer)] = kept.pop(field)
-        if kept:
-            rest[layer] = kept
-    if not widths:
-        return config
-    moved = {**config, PER_LAYER_FIELD: widths, "per_layer_config": rest}
-    if not rest:
-        del moved["per_layer_config"]
-    return moved
+    Args:
+        model: The checkpoint's folder, or its id on the hub.
+        revision: The revision of the hub's checkpoint.
+
+    Raises:
+        CheckpointError: The reader knows what is wrong with them.
+    """
+    folder = local_folder(model, revision)
+    if folder is None or not os.path.lexists(folder / "config.json"):
+        return
+    config = read_config(folder)
+    checkpoint, text = read_folder(folder), text_config(config)
+    if is_supported(config.get("architectures")) or is_supported(
+        text.get("architectures")
+    ):
+        resolve_widths(text, checkpoint.widths)
 
 
 def _plain_fields(config: PreTrainedConfig) -> dict[str, Any]:
