@@ -13,7 +13,7 @@ import pytest
 
 from exl3.checkpoint.plan import CheckpointPlan, read_plan
 from exl3.format.errors import CheckpointError
-from tests.header_files import Tensors, experts, linear, tail, write_folder
+from tests.header_files import Tensors, dense, experts, linear, tail, write_folder
 
 CONFIG: dict[str, Any] = {
     "num_hidden_layers": 2,
@@ -29,13 +29,20 @@ CONFIG: dict[str, Any] = {
 L1, L2 = "model.layers.1", "model.layers.2"
 E1, E2 = f"{L1}.mlp.experts", f"{L2}.mlp.experts"
 HEAD = linear("lm_head", 256, 512)
+#: What there must be of layer 0 beside layer 1.
+L0_NORM = dense("model.layers.0.input_layernorm", 1, 256)
 TAIL = tail(2, (1, 1), 4)
 
 
 def read(
     folder: Path, tensors: Tensors, shards: int = 1, files: Any = (), **config: Any
 ) -> CheckpointPlan:
-    """Writes a checkpoint, with other files beside it, and reads its plan."""
+    """Writes a checkpoint, with other files beside it, and reads its plan.
+
+    Layer 0 comes with layer 1.
+    """
+    if any(name.startswith(f"{L1}.") for name in tensors):
+        tensors = L0_NORM | tensors
     write_folder(folder, tensors, CONFIG | config, shards)
     for name, content in dict(files).items():
         (folder / name).write_text(json.dumps(content))

@@ -15,9 +15,9 @@ from exl3.checkpoint.experts import ExpertLayer
 from exl3.checkpoint.matrix import Matrix
 from exl3.checkpoint.metadata import Metadata
 from exl3.checkpoint.problems import Problems
-from exl3.format.constants import HADAMARD, Codebook, padded
+from exl3.format.constants import Codebook, padded
 from exl3.format.errors import MetadataError, TensorError
-from exl3.format.names import layer_of, parse_name
+from exl3.format.names import UNKNOWN_LAYERS, layer_of, parse_name
 from exl3.format.tail import TAIL, Tail
 
 
@@ -56,6 +56,8 @@ def check_agreement(
         with problems.noted():
             warnings += _check_dense(name, num_layers, metadata)
     with problems.noted():
+        _check_tail_stored((*experts, *dense_experts), num_layers, metadata)
+    with problems.noted():
         _check_head(linears, text)
     warnings += _codebook_warnings(metadata, linears, experts)
     warnings += _storage_warnings(metadata, linears, experts)
@@ -92,10 +94,28 @@ def _check_dense(name: str, num_layers: int, metadata: Metadata) -> list[str]:
     )
 
 
+def _check_tail_stored(
+    stored: Collection[str], num_layers: int, metadata: Metadata
+) -> None:
+    """Refuses a checkpoint that lacks the experts of a layer that the metadata has."""
+    if metadata.tail is None:
+        return
+    layers = {layer_of(name, num_layers) for name in stored}
+    # A draft may come without the trunk, and the trunk without the draft.
+    if not any(at is not None and at < num_layers for at in layers):
+        return
+    for layer in metadata.tail.layers:
+        if layer < num_layers and layer not in layers:
+            raise MetadataError(
+                f"{TAIL}.moe_layers counts layer {layer} as rank-sliced, but none of "
+                "its experts is stored; fetch the missing file"
+            )
+
+
 def decoder_layers(text: Mapping[str, Any]) -> int:
-    """`num_hidden_layers`; a number larger than any index if it is not stated."""
+    """`num_hidden_layers`; UNKNOWN_LAYERS if it is not stated."""
     value = text.get("num_hidden_layers")
-    return value if type(value) is int and value >= 0 else 10**6
+    return value if type(value) is int and value >= 0 else UNKNOWN_LAYERS
 
 
 def _disagree(what: str, is_draft: bool) -> list[str]:
@@ -181,8 +201,8 @@ def _check_sizes(name: str, layer: ExpertLayer, text: Mapping[str, Any]) -> None
         )
     stored = layer.intermediate * layer.ranks
     size = _size(text, "moe_intermediate_size")
-    # Slices are padded one by one.
-    if size is not None and not size <= stored < size + HADAMARD * layer.ranks:
+    # Slices have no padding, since their features follow one another.
+    if size is not None and stored != (size if layer.sliced else padded(size)):
         raise TensorError(
             f"{name}: {stored} intermediate features are stored in all, but "
             f"config.json has moe_intermediate_size {size}; use the config of this "
@@ -195,7 +215,8 @@ def _check_head(linears: Mapping[str, Matrix], text: Mapping[str, Any]) -> None:
     hidden, vocabulary = _size(text, "hidden_size"), _size(text, "vocab_size")
     if head is None or hidden is None or vocabulary is None:
         return
-    if head.in_features != padded(hidden) or head.out_features < vocabulary:
+    stored = head.in_features, head.out_features
+    if stored != (padded(hidden), padded(vocabulary)):
         raise TensorError(
             f"lm_head: is stored as {head.in_features} x {head.out_features}, but "
             f"config.json has hidden_size {hidden} and vocab_size {vocabulary}; use "

@@ -2,6 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM Hetero project
 """Everything that the files beside the tensors say of an EXL3 checkpoint."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -90,6 +91,11 @@ def read_metadata(folder: Path, config: Mapping[str, Any]) -> Metadata:
             "; convert the model to plain or rank-sliced EXL3"
         )
     block = _either(config, "quantization_config", found)
+    if block is not None and not isinstance(block, Mapping):
+        raise MetadataError(
+            f"config.json: quantization_config is {brief(block)}; expected an object, "
+            "or remove it"
+        )
     is_exl3 = isinstance(block, Mapping) and block.get("quant_method") == QUANT_METHOD
     if isinstance(block, Mapping):
         where = "config.json: quantization_config"
@@ -113,7 +119,7 @@ def add_files(metadata: Metadata, folder: Path) -> None:
         CheckpointError: See `read_metadata`.
     """
     file = folder / QUANTIZATION_FILE
-    if file.exists():
+    if os.path.lexists(file):
         _add_quantization_file(metadata, read_json(file))
     tail = metadata.tail
     if tail is not None and tail.bits_file is not None:

@@ -10,7 +10,7 @@ from exl3.checkpoint.experts import Slice
 from exl3.checkpoint.file_header import TensorHeader
 from exl3.checkpoint.matrix import is_exl3
 from exl3.format.errors import TensorError, UnsupportedFormatError
-from exl3.format.names import PROJECTION_OF, parse_name
+from exl3.format.names import PROJECTION_OF, UNKNOWN_LAYERS, layer_of, parse_name
 
 Fields = dict[str, TensorHeader]
 
@@ -80,6 +80,29 @@ def sort_modules(grouped: Mapping[str, Fields]) -> Modules:
         else:
             modules.dense_experts[name] = slices
     return modules
+
+
+def check_layers_stored(modules: Modules, num_layers: int) -> None:
+    """Refuses a checkpoint that lacks a whole decoder layer.
+
+    Args:
+        modules: All modules.
+        num_layers: Decoder layers. A draft may be stored without any of them.
+
+    Raises:
+        TensorError: A layer between or after others has no tensor.
+    """
+    names = (modules.linears, modules.dense, modules.experts, modules.dense_experts)
+    stored = {layer_of(name, num_layers) for group in names for name in group}
+    decoders = {at for at in stored if at is not None and at < num_layers}
+    if not decoders or len(decoders) == num_layers or num_layers == UNKNOWN_LAYERS:
+        return
+    missing = next(at for at in range(num_layers) if at not in decoders)
+    raise TensorError(
+        f"layer {missing}: no tensor is stored for it, and config.json has "
+        f"num_hidden_layers {num_layers}; fetch the missing file, or use the config of "
+        "this checkpoint"
+    )
 
 
 def check_modules(modules: Modules) -> None:

@@ -22,6 +22,7 @@ from exl3.checkpoint.metadata import Metadata, add_files, read_metadata
 from exl3.checkpoint.modules import (
     Fields,
     Modules,
+    check_layers_stored,
     check_modules,
     group_by_module,
     sort_modules,
@@ -162,6 +163,8 @@ def _read(
         with problems.noted():
             add_files(metadata, folder)
         plan = _plan(modules, metadata, text, problems)
+        with problems.noted():
+            check_layers_stored(modules, num_layers)
         with problems.noted():
             listing.check_unlisted(plan.is_superseded)
     checkpoint = Checkpoint(plan, widths_of_modules(grouped, num_layers))

@@ -43,6 +43,10 @@ def parse_name(name: str) -> re.Match[str] | None:
     return TENSOR_NAME.fullmatch(name)
 
 
+#: Stands for a number of decoder layers that no config states; larger than any index.
+UNKNOWN_LAYERS = 10**6
+
+
 def layer_of(module: str, num_layers: int) -> int | None:
     """The global index of the layer that a module belongs to, or None.
 

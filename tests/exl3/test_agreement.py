@@ -153,6 +153,27 @@ def test_stored_sizes_are_the_configs_filled_up_to_blocks(tmp_path):
     assert plan.experts[E1].intermediate == 768
 
 
+def test_slices_have_no_padding(tmp_path):
+    says = refusal(tmp_path, sliced(intermediate=768), moe_intermediate_size=704)
+    assert "768 intermediate features" in says and "704" in says
+
+
+@pytest.mark.parametrize("own", [{}, dense(f"{E2}.0.up_proj", 8, 8)])
+def test_experts_that_only_the_metadata_has_are_named(tmp_path, own):
+    """The file with a layer's experts is missing, and no index tells."""
+    tensors = sliced() | dense("model.layers.2.mlp.gate", 256, 4) | own
+    metadata = {"hybrid_tr3_tail": tail(2, (1, 2), 4), "num_hidden_layers": 3}
+    says = refusal(tmp_path, tensors, **metadata)
+    assert "moe_layers counts layer 2 as rank-sliced" in says
+
+
+@pytest.mark.parametrize("block", [[1], "exl3", 3, False])
+@pytest.mark.parametrize("tensors", [HEAD, dense("lm_head", 256, 500)])
+def test_a_quantization_config_is_an_object(tmp_path, tensors, block):
+    says = refusal(tmp_path, tensors, quantization_config=block)
+    assert f"quantization_config is {block!r}; expected an object" in says
+
+
 def test_declared_but_not_stored(tmp_path):
     says = refusal(
         tmp_path, dense("a", 8, 8), quantization_config={"quant_method": "exl3"}

@@ -40,7 +40,7 @@ from tests.header_files import (
     tail,
     write_file,
 )
-from tests.plans import CONFIG, E1, HEAD, L1, L2, TAIL, without
+from tests.plans import CONFIG, E1, HEAD, L0_NORM, L1, L2, TAIL, without
 
 FILES = ("config.json", "quantization_config.json", "map.json", INDEX_FILE)
 SHARDS = ("model-00001.safetensors", "model-00002.safetensors")
@@ -80,6 +80,7 @@ def _shared() -> Tensors:
 
 
 _OTHERS = HEAD | dense("model.embed_tokens", 256, 500) | dense("model.norm", 1, 256)
+_OTHERS |= L0_NORM
 _BIAS = {f"{L1}.mlp.gate.e_score_correction_bias": ("F32", (4,))}
 #: Tensors and files of valid checkpoints, in all layouts.
 CHECKPOINTS: list[tuple[Tensors, dict[str, Any]]] = [

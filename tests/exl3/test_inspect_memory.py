@@ -119,6 +119,7 @@ def test_the_workspace_is_the_sum_of_what_may_overlap(tmp_path):
     config = {"num_hidden_layers": 2, "num_nextn_predict_layers": 1}
     config |= {"num_experts_per_tok": 2, "hidden_size": 256}
     tensors = linear("lm_head", 256, 1024)
+    tensors |= dense("model.layers.0.input_layernorm", 1, 256)
     for layer in (1, 2):
         tensors |= experts(f"model.layers.{layer}", 4, ranks=2, intermediate=512)
         for name in ("gate_proj", "up_proj"):

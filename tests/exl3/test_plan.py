@@ -23,6 +23,7 @@ from tests.plans import (
     E1,
     E2,
     HEAD,
+    L0_NORM,
     L1,
     L2,
     TAIL,
@@ -63,7 +64,7 @@ def test_legacy_signs_and_bias(tmp_path):
     del tensors["model.layers.0.mlp.down_proj.suh"]
     tensors["model.layers.0.mlp.down_proj.su"] = ("I16", (16,))
     tensors["model.layers.0.mlp.down_proj.bias"] = ("F16", (384,))
-    (matrix,) = read(tmp_path, tensors).linears.values()
+    (matrix,) = read(tmp_path, tensors, num_hidden_layers=1).linears.values()
     assert matrix.has_bias
     assert (matrix.in_features, matrix.out_features) == (256, 384)
 
@@ -106,9 +107,11 @@ def test_a_wrong_tensor_of_a_matrix_is_named(tmp_path, change, says):
     assert says in refusal(tmp_path, tensors)
 
 
-def test_the_head_must_be_the_configs(tmp_path):
-    says = refusal(tmp_path, HEAD, vocab_size=513)
-    assert "lm_head" in says and "256 x 512" in says and "vocab_size 513" in says
+@pytest.mark.parametrize("vocabulary", [384, 513])
+def test_the_head_must_be_the_configs(tmp_path, vocabulary):
+    says = refusal(tmp_path, HEAD, vocab_size=vocabulary)
+    assert "lm_head" in says and "256 x 512" in says
+    assert f"vocab_size {vocabulary}" in says
 
 
 @pytest.mark.parametrize(
@@ -312,7 +315,8 @@ def test_dense_weights_beside_their_trellis_are_dropped(tmp_path):
 
 def test_the_index_may_leave_out_a_superseded_weight_only(tmp_path):
     tensors = experts(L1, 4) | dense(f"{E1}.0.up_proj", 256, 256)
-    write_folder(tmp_path, tensors | dense("model.norm", 1, 256), CONFIG, shards=2)
+    tensors |= L0_NORM | dense("model.norm", 1, 256)
+    write_folder(tmp_path, tensors, CONFIG, shards=2)
     index = tmp_path / "model.safetensors.index.json"
     content = json.loads(index.read_text())
     del content["weight_map"][f"{E1}.0.up_proj.weight"]
@@ -330,7 +334,24 @@ def test_a_trellis_gate_is_as_wide_as_its_router_says(tmp_path, has_bias):
     tensors |= linear(f"{L1}.mlp.gate", 256, 128)
     if has_bias:
         tensors[f"{L1}.mlp.gate.e_score_correction_bias"] = ("F32", (3,))
-    write_folder(tmp_path, tensors)
+    write_folder(tmp_path, L0_NORM | tensors)
     checkpoint = read_checkpoint(tmp_path, CONFIG)
     assert checkpoint.widths.gates[1].shape[0] == 3
     assert f"{L1}.mlp.gate" in checkpoint.plan.linears
+
+
+@pytest.mark.parametrize("layers", [2, 3, 9])
+def test_a_layer_of_which_nothing_is_stored_is_named(tmp_path, layers):
+    tensors = experts(L1, 4) | dense(f"model.layers.{layers}.eh_proj", 512, 256)
+    if layers == 2:
+        write_folder(tmp_path, tensors, CONFIG)  # layer 0 does not come with it
+        with pytest.raises(CheckpointError, match="layer 0: no tensor is stored"):
+            read_plan(tmp_path, CONFIG)
+        return
+    says = refusal(tmp_path, tensors, num_hidden_layers=layers)
+    assert "layer 2: no tensor is stored" in says
+    assert f"num_hidden_layers {layers}" in says
+
+
+def test_a_checkpoint_may_be_a_draft_alone(tmp_path):
+    assert E2 in read(tmp_path, experts(L2, 4)).experts

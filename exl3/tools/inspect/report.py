@@ -9,6 +9,7 @@ from typing import Any
 from exl3.checkpoint.agreement import decoder_layers
 from exl3.checkpoint.plan import Survey, text_config
 from exl3.checkpoint.ranks import inner_cuts, legal_sizes, problem_with
+from exl3.format.names import UNKNOWN_LAYERS
 from exl3.tools.inspect.layers import Layer, list_layers, mean_bits
 from exl3.tools.inspect.memory import (
     ALLOWANCE,
@@ -56,7 +57,7 @@ def summarize(
     asked = sorted({*_COMMON_SIZES, machine.tp or 2})
     shown = [size for size in legal if machine.gpus is None or size <= machine.gpus]
     memory = []
-    if num_layers < 10**6:  # a count that the config states
+    if num_layers != UNKNOWN_LAYERS:
         memory = memory_by_size(found, config, shown, len(drafts), machine.gpu_bytes)
     return {
         "is_exl3": plan.is_exl3,
