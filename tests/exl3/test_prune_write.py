@@ -307,7 +307,7 @@ def add(name, *shape):
         (add("model.layers.1.mlp.gate.qweight", 8, 3), "mlp.gate.qweight belongs to"),
         (add("model.layers.1.mlp.experts.act.weight", 8), "experts.act.weight belongs"),
         (add("model.layers.2.mlp.experts.01.up_proj.weight", 8), "experts.01.up_proj"),
-        (add("model.layers.9.mlp.gate.weight", 8, 256), "is of layer 9, but config"),
+        (add("model.layers.9.mlp.gate.weight", 8, 256), "is of layer 9; use"),
     ],
 )
 def test_what_cannot_be_pruned_is_refused(dense, tmp_path, capsys, change, message):
@@ -315,14 +315,23 @@ def test_what_cannot_be_pruned_is_refused(dense, tmp_path, capsys, change, messa
     assert message in refusal(source, tmp_path / "out", capsys)
 
 
-def test_experts_that_are_not_there_are_refused(dense, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("layers.2.mlp.experts.", "layer 2: no routed expert is stored for it"),
+        (".mlp.experts.", ".mlp.gate.weight: the checkpoint has this router and none"),
+    ],
+)
+def test_experts_that_are_not_there_are_refused(
+    dense, tmp_path, capsys, where, message
+):
     def remove(tensors):
-        for name in [name for name in tensors if "layers.2.mlp.experts." in name]:
+        for name in [name for name in tensors if where in name]:
             del tensors[name]
 
     source = with_tensors(dense, tmp_path / "bad", remove)
     line = refusal(source, tmp_path / "out", capsys)
-    assert "layers.2.mlp.gate.weight: the checkpoint has this router and none" in line
+    assert message in line
 
 
 def test_a_stale_index_is_refused(dense, tmp_path, capsys):
