@@ -19,6 +19,11 @@ from vllm.model_executor.layers.quantization.exl3.config import Exl3Config
 from vllm.model_executor.layers.quantization.exl3.loading import load_exl3_tensors
 
 BLOCK = "model.layers.3"
+#: The parameters that tensors of another name fill.
+FILLED = {
+    f"{BLOCK}.mlp.gate.weight": f"{BLOCK}.mtp_block.gate.weight",
+    f"{BLOCK}.self_attn.indexer.wk.weight": f"{BLOCK}.mtp_block.indexer.weight",
+}
 
 
 class Draft(nn.Module):
@@ -55,7 +60,8 @@ class Draft(nn.Module):
         for name, tensor in weights:
             assert name not in self.received
             self.received[name] = tensor.clone()
-        return set(self.received)
+        # As upstream's do: the parameters that were filled, by the model's names.
+        return {FILLED.get(name, name) for name in self.received}
 
 
 @pytest.fixture
@@ -182,6 +188,38 @@ def test_a_missing_tensor_is_named(model, stored, name):
     kept = (item for item in stream(stored) if item[0] != f"{BLOCK}.{name}")
     with pytest.raises(TensorError, match=rf"{BLOCK}\.{name}: missing"):
         model.load_weights(kept)
+
+
+@pytest.mark.parametrize("draft", [False, True])
+@pytest.mark.parametrize("name", ["norm", "embed_tokens", "shared_head.head"])
+def test_a_missing_dense_tensor_is_named(as_rank, stored, name, draft):
+    """Else its parameter would stay as it was allocated."""
+    linears = {name: planned(layer) for name, layer in stored.items()}
+    config = Exl3Config(CheckpointPlan(linears=linears))
+    model = Draft(config)
+    model.shared_head = nn.Module()
+    model.get_submodule(name.rpartition(".")[0]).register_module(
+        name.rpartition(".")[2], nn.Linear(4, 4, bias=False)
+    )
+    load_exl3_tensors(model, config, draft)
+    if draft and name != "norm":  # the target's is taken
+        model.load_weights(stream(stored))
+        return
+    with pytest.raises(TensorError, match=rf"^{name}\.weight: the files .* 0 others"):
+        model.load_weights(stream(stored))
+
+
+def test_a_missing_bias_of_a_trellis_is_named(as_rank, rng):
+    stored = make_layer(rng, 128, 128, 64, 1)
+    config = Exl3Config(CheckpointPlan(linears={"a": planned(stored)}))
+    model = nn.Module()
+    model.a = ReplicatedLinear(128, 128, bias=True, quant_config=config, prefix="a")
+    model.load_weights = lambda weights: {name for name, _ in weights}
+    load_exl3_tensors(model, config)
+    with pytest.raises(TensorError, match=r"^a\.bias: the files that were loaded"):
+        model.load_weights(
+            (f"a.{field}", tensor) for field, tensor in stored_tensors(stored).items()
+        )
 
 
 def test_a_module_that_no_layer_would_take_is_refused(as_rank, stored, rng):

@@ -39,8 +39,8 @@ class BaseModelLoader(upstream.BaseModelLoader):
         vllm_config = _with_own_quantization(vllm_config, model_config)
         model = super().create_model(vllm_config, model_config, prefix)
         if isinstance(vllm_config.quant_config, Exl3Config):
-            load_exl3_tensors(model, vllm_config.quant_config)
             draft = model_config is not vllm_config.model_config
+            load_exl3_tensors(model, vllm_config.quant_config, draft)
             reserve_workspaces(model, vllm_config, draft)
         return model
 

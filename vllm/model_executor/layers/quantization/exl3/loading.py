@@ -7,7 +7,7 @@ no model's own loader has to know them. Everything else goes on to that loader: 
 tensors, and the weights of EXL3 modules that the model builds dense.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from re import Match
 from typing import Any
 
@@ -31,17 +31,22 @@ from vllm.model_executor.layers.quantization.exl3.tensors import (
     needed_parts,
 )
 
+#: A draft whose checkpoint lacks these gets the target's.
+_OF_TARGET = ("embed_tokens.weight", "shared_head.head.weight")
 #: How fields begin that a dense or otherwise quantized weight left behind.
 _OF_DENSE_WEIGHTS = ("weight", "input_scale")
 Weights = Iterable[tuple[str, torch.Tensor]]
 
 
-def load_exl3_tensors(model: nn.Module, quant_config: Exl3Config) -> None:
+def load_exl3_tensors(
+    model: nn.Module, quant_config: Exl3Config, draft: bool = False
+) -> None:
     """Has a model's `load_weights` sort out the EXL3 tensors first.
 
     Args:
         model: A whole model, target or draft, with its layers built.
         quant_config: The config that its layers were built from.
+        draft: Whether it is a draft.
     """
     load_others: Callable[..., Any] = model.load_weights
 
@@ -49,6 +54,9 @@ def load_exl3_tensors(model: nn.Module, quant_config: Exl3Config) -> None:
         tensors = _Tensors(model, quant_config)
         loaded = load_others(tensors.sort(weights), *args, **kwargs)
         tensors.check_complete()
+        # Upstream checks models that are not quantized.
+        if loaded is not None:
+            tensors.check_others(loaded, _OF_TARGET if draft else ())
         return loaded
 
     model.load_weights = load_weights
@@ -58,6 +66,7 @@ class _Tensors:
     """One load: where each tensor belongs, and which have arrived."""
 
     def __init__(self, model: nn.Module, quant_config: Exl3Config):
+        self.model = model
         self.plan: CheckpointPlan = quant_config.plan
         self.arrivals = Arrivals()
         self.linears: dict[str, list[tuple[nn.Module, Exl3LinearMethod]]] = {}
@@ -109,6 +118,40 @@ class _Tensors:
                 f"{len(missing) - 1} others; fetch the missing file, or rebuild the "
                 "index"
             )
+
+    def check_others(self, loaded: Collection[str], spared: tuple[str, ...]) -> None:
+        """Refuses a checkpoint that lacks a dense tensor of a layer.
+
+        Args:
+            loaded: The parameters that the model's own loader has filled.
+            spared: How the names of those end that may be missing.
+
+        Raises:
+            TensorError: Names the first of the missing ones, as the model does.
+        """
+        own = {id(parameter) for parameter in self._exl3_parameters()}
+        missing = [
+            name
+            for name, parameter in self.model.named_parameters()
+            if name not in loaded
+            and id(parameter) not in own
+            and parameter.numel()
+            and not name.endswith(spared)
+        ]
+        if missing:
+            raise TensorError(
+                f"{missing[0]}: the files that were loaded have nothing for this "
+                f"parameter of the model, nor for {len(missing) - 1} others; fetch the "
+                "missing file, or rebuild the index"
+            )
+
+    def _exl3_parameters(self) -> Iterator[nn.Parameter]:
+        """What is filled here; a bias is filled by the model."""
+        linears = [layer for layers in self.linears.values() for layer, _ in layers]
+        for module in [*linears, *(layer for layer, _ in self.experts.values())]:
+            for name, parameter in module.named_parameters():
+                if name != "bias":
+                    yield parameter
 
     def _place_linear(
         self, module: str, field: str, tensor: torch.Tensor
