@@ -10,30 +10,9 @@ from exl3.checkpoint.layers import LayerPlan
 from exl3.checkpoint.stored_widths import read_stored
 from exl3.format.errors import CheckpointError
 from tests.checkpoints import GLM_52
+from tests.exl3.widths import BASE, gates, resolve
 
-# Five layers, the first dense, and one draft layer. A list by global index, a list
-# with the draft, one of the MoE layers only, and that with the draft have the
-# lengths 5, 6, 4 and 5: the first and the last can only be told apart by content.
-BASE = {
-    "num_hidden_layers": 5,
-    "first_k_dense_replace": 1,
-    "num_nextn_predict_layers": 1,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 2,
-}
 WIDTHS = (0, 8, 4, 6, 5, 3)
-
-
-def gates(widths, *, file="model.safetensors", hidden=16):
-    return [
-        TensorHeader(f"model.layers.{layer}.mlp.gate.weight", "F32", (w, hidden), file)
-        for layer, w in enumerate(widths)
-        if w
-    ]
-
-
-def resolve(config, headers=()):
-    return resolve_widths(config, read_stored(headers, config["num_hidden_layers"]))
 
 
 SPELLINGS = {
@@ -294,29 +273,6 @@ def test_a_width_that_is_no_count_is_refused(value):
         resolve({**BASE, "n_routed_experts": value}, gates([0, 8, 8, 8, 8]))
 
 
-@pytest.mark.parametrize("draft", [4, 5])
-def test_routers_and_experts_come_together(draft):
-    """Of a draft the rest may lie elsewhere."""
-    config = {**BASE, "num_hidden_layers": draft}
-    one = [
-        TensorHeader(
-            f"model.layers.{layer}.mlp.experts.{e}.up_proj.weight", "F32", (), ""
-        )
-        for layer in range(1, 4)
-        for e in range(8)
-    ]
-    held = gates([0, 8, 8, 8])
-    assert resolve(config, held + one) is None
-    with pytest.raises(CheckpointError, match="layer 3: no router's gate is stored"):
-        resolve(config, held[:2] + one)
-    with pytest.raises(CheckpointError, match="layer 3: no routed expert is stored"):
-        resolve(config, held + one[:16])
-    assert resolve(config, held) is None  # a family may name its experts otherwise
-    if draft == 4:
-        extra = gates([0, 0, 0, 0, 8])
-        assert resolve(config, [*held, *one, *extra]) is None
-
-
 @pytest.mark.parametrize(
     "field",
     [
@@ -339,95 +295,6 @@ def test_a_count_that_is_none_is_refused_by_field(field, value):
     ) as refusal:
         resolve_widths({**BASE, field: value}, read_stored((), 5))
     assert len(str(refusal.value)) < 200
-
-
-GROUPS = {"n_group": 4, "topk_group": 2, "topk_method": "noaux_tc"}
-
-
-@pytest.mark.parametrize(
-    ("width", "groups", "says"),
-    [
-        (6, 4, "does not divide"),  # case 13 of the field
-        (8, 8, "8 groups of 1"),  # a group's best two are not there
-        (8, 4, None),
-        (12, 4, None),
-    ],
-)
-def test_grouped_routing_must_work(width, groups, says):
-    config = {**BASE, **GROUPS, "n_group": groups, "n_routed_experts": width}
-    headers = gates([0, *[width] * 5])
-    if says is None:
-        assert resolve(config, headers) is None
-        return
-    with pytest.raises(CheckpointError, match=says):
-        resolve(config, headers)
-
-
-def test_a_stored_bias_needs_two_experts_a_group():
-    """GLM-4's config has no `topk_method`."""
-    config = {**BASE, "n_group": 8, "topk_group": 4}
-    bias = TensorHeader(
-        "model.layers.1.mlp.gate.e_score_correction_bias", "F32", (8,), "m"
-    )
-    headers = gates([0, 8, 8, 8, 8, 8])
-    assert resolve(config, headers) is None
-    with pytest.raises(CheckpointError, match=r"8 groups of 1.*keep at least 16"):
-        resolve(config, [*headers, bias])
-
-
-def test_groups_must_hold_top_k():
-    config = {**BASE, **GROUPS, "topk_group": 1, "num_experts_per_tok": 4}
-    with pytest.raises(CheckpointError, match="keep at least 16"):
-        resolve(config, gates([0, 8, 8, 8, 8, 8]))
-
-
-def test_softmax_groups_may_hold_one_expert():
-    config = {**BASE, "n_group": 8, "topk_group": 4, "topk_method": "group_limited"}
-    assert resolve(config, gates([0, 8, 8, 8, 8, 8])) is None
-
-
-def tensor(name, *shape, file="m.safetensors"):
-    return TensorHeader(f"model.layers.1.mlp.{name}", "F32", shape, file)
-
-
-@pytest.mark.parametrize(
-    ("extra", "says"),
-    [
-        (
-            [tensor("gate.e_score_correction_bias", 8, file="n.safetensors")],
-            ["[8]", "[6, 16]", "m.safetensors", "n.safetensors"],  # case 14
-        ),
-        (
-            [tensor(f"experts.{i}.up_proj.weight", 4, 4) for i in range(5)],
-            ["6 rows", "5 routed", "expert 5 is missing"],
-        ),
-        (
-            [tensor(f"experts.{i}.up_proj.weight", 4, 4) for i in range(7)],
-            ["6 rows", "7 routed", "expert 6 has no row"],
-        ),
-        (
-            [tensor("gate.weight", 2**47, 16), tensor("experts.1.up_proj.weight", 4)],
-            ["140737488355328 rows", "expert 0 is missing"],
-        ),
-        ([tensor("experts.gate_up_proj", 8, 4, 4)], ["[8, 4, 4]", "[6, 16]"]),
-        ([tensor("gate.weight", 6)], ["shape [6]"]),
-    ],
-)
-def test_parts_of_a_layer_must_agree(extra, says):
-    config = {"num_hidden_layers": 2, "n_routed_experts": 6}
-    headers = [
-        TensorHeader("model.layers.0.mlp.gate.weight", "F32", (6, 16), "m.safetensors"),
-        tensor("gate.weight", 6, 16),
-        *extra,
-    ]
-    with pytest.raises(CheckpointError) as refusal:
-        resolve(config, headers)
-    assert [part for part in says if part not in str(refusal.value)] == []
-
-
-def test_an_index_of_many_digits_names_no_layer():
-    name = f"model.layers.{'9' * 5000}.mlp.gate.weight"
-    assert not read_stored([TensorHeader(name, "F32", (8, 16), "m")], 5).gates
 
 
 def test_layers_of_qwen():
