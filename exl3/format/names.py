@@ -43,6 +43,8 @@ def parse_name(name: str) -> re.Match[str] | None:
     return TENSOR_NAME.fullmatch(name)
 
 
+#: What a draft has from its target, whether or not it is stored with it.
+SHARED_WITH_TARGET = ("embed_tokens", "shared_head.head")
 #: Stands for a number of decoder layers that no config states; larger than any index.
 UNKNOWN_LAYERS = 10**6
 

@@ -28,13 +28,11 @@ from exl3.checkpoint.ranks import (
     padded_vocabulary,
 )
 from exl3.format.constants import TILE
-from exl3.format.names import STACKS, layer_of
+from exl3.format.names import SHARED_WITH_TARGET, STACKS, layer_of
 from exl3.tools.inspect.kv_cache import has_indexer
 
 #: EXL3 modules that vLLM builds dense, and so holds decoded.
 DECODED = {"gate", "eh_proj", "wk", "weights_proj"}
-#: What a draft has from its target, whether or not it is stored with it.
-_SHARED_WITH_TARGET = ("embed_tokens", "shared_head.head")
 _BF16 = 2
 #: Bytes of a row of the table that tells where an expert's matrices are.
 _LAYOUT_ROW = 3 * 3 * 8
@@ -105,7 +103,7 @@ class RankWeights:
     def _is_held(self, module: str) -> bool:
         """Whether a server holds a module of its own."""
         if self._is_draft(module):
-            return not module.endswith(_SHARED_WITH_TARGET)
+            return not module.endswith(SHARED_WITH_TARGET)
         layer = layer_of(module, self._num_layers)
         if layer is None or ".indexer." not in module:
             return True

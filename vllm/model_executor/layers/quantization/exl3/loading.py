@@ -16,7 +16,13 @@ from torch import nn
 
 from exl3.checkpoint.plan import CheckpointPlan
 from exl3.format.errors import TensorError
-from exl3.format.names import PROJECTION_OF, SHARED_H, layer_of, parse_name
+from exl3.format.names import (
+    PROJECTION_OF,
+    SHARED_H,
+    SHARED_WITH_TARGET,
+    layer_of,
+    parse_name,
+)
 from vllm.model_executor.layers.quantization.exl3.config import Exl3Config
 from vllm.model_executor.layers.quantization.exl3.dense import DenseModules
 from vllm.model_executor.layers.quantization.exl3.experts import (
@@ -31,8 +37,6 @@ from vllm.model_executor.layers.quantization.exl3.tensors import (
     needed_parts,
 )
 
-#: A draft whose checkpoint lacks these gets the target's.
-_OF_TARGET = ("embed_tokens.weight", "shared_head.head.weight")
 #: How fields begin that a dense or otherwise quantized weight left behind.
 _OF_DENSE_WEIGHTS = ("weight", "input_scale")
 Weights = Iterable[tuple[str, torch.Tensor]]
@@ -56,7 +60,7 @@ def load_exl3_tensors(
         tensors.check_complete()
         # Upstream checks models that are not quantized.
         if loaded is not None:
-            tensors.check_others(loaded, _OF_TARGET if draft else ())
+            tensors.check_others(loaded, SHARED_WITH_TARGET if draft else ())
         return loaded
 
     model.load_weights = load_weights
@@ -124,7 +128,7 @@ class _Tensors:
 
         Args:
             loaded: The parameters that the model's own loader has filled.
-            spared: How the names of those end that may be missing.
+            spared: How the names of modules end that may lack theirs.
 
         Raises:
             TensorError: Names the first of the missing ones, as the model does.
@@ -136,7 +140,7 @@ class _Tensors:
             if name not in loaded
             and id(parameter) not in own
             and parameter.numel()
-            and not name.endswith(spared)
+            and not name.rpartition(".")[0].endswith(spared)
         ]
         if missing:
             raise TensorError(
